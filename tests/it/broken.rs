@@ -22,7 +22,7 @@ use crate::suite::{PATIENCE, command, flow_file, stdout};
 const VICTIMS: [&str; 7] =
     ["storage", "runner-registry", "scheduler", "mycelium-gateway", "router", "supervisor", "runner"];
 
-/// What goes on by itself while storage is away, rather than ask its listeners to come again.
+/// Streams that go on by themselves while storage is away, rather than ask their listeners to come again.
 const KEPT_WITHOUT_STORAGE: [&str; 6] = [
     "FlowService/WatchFlow",
     "FlowService/WatchFlows",
@@ -77,15 +77,15 @@ fn channel(pki: &Path, caller: &str, (service, port): (ServiceName, u16)) -> Cha
 /// How a stream has fared so far.
 #[derive(Debug, Clone, Default)]
 struct Fared {
-    /// It is being listened to now.
+    /// True while the stream is open.
     stands: bool,
     /// Something was heard of it since then.
     heard: bool,
-    /// It came to its end.
+    /// True after an answer since the stream was opened.
     is_over: bool,
     /// How often it broke.
     breaks: usize,
-    /// What it, or the call for the next one, was told first, by the code of it.
+    /// True when the stream came to its end.
     told: BTreeMap<&'static str, String>,
 }
 
@@ -280,7 +280,7 @@ fn whoever_is_told_to_end_ends_its_streams_and_cuts_none() {
     processes.kill9("runner");
 }
 
-/// What one stream of actor 1 says.
+/// Stream of answers to one call of actor 1.
 struct Heard {
     method: MethodDescriptor,
     answers: Streaming<Bytes>,

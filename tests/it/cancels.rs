@@ -118,7 +118,7 @@ fn cancelled_while_the_supervisor_is_gone() {
     drop(dir);
 }
 
-/// Its message lies with the router, which cannot send it: the cancel overtakes it for good.
+/// Cancels a flow whose message lies with the router, which cannot send it: the cancel overtakes it.
 #[test]
 fn cancelled_before_it_could_be_sent() {
     let (machine, scene) = Scene::with_a_machine_elsewhere();

@@ -1,4 +1,4 @@
-//! What other users of the machine can read or change of a suite: nothing, at any umask; and what they could change is
+//! Access of other users of the machine to a suite: none, at any umask; and what they could change is
 //! refused. Root's tests look at a suite of root and at one of an ordinary user.
 
 use std::fs::{Permissions, set_permissions};
@@ -72,7 +72,7 @@ impl Home {
         (up, port + 100)
     }
 
-    /// What a start that is refused says.
+    /// Returns the error of a start that is refused.
     fn refused_up(&self) -> String {
         let data = self.path("data");
         let data = data.to_str().expect("a plain path");
@@ -194,7 +194,7 @@ fn a_client_refuses_a_key_that_others_read() {
     }
 }
 
-/// As a user who is not root sees it: the memory of a process that is not dumpable is root's.
+/// Looks at the suite as a user who is not root: the memory of a process that is not dumpable is root's.
 #[test]
 fn a_suite_leaves_no_core_and_shows_no_memory() {
     for home in Home::all() {

@@ -1,4 +1,4 @@
-//! What a client of another make relies on: refusals that name the field, comments in reflection, names beside numbers.
+//! Contracts for clients of another make: refusals that name the field, comments in reflection, names beside numbers.
 
 use std::collections::BTreeSet;
 
@@ -118,7 +118,7 @@ async fn reflection_says_what_fields_and_methods_mean() {
     tokio::task::spawn_blocking(move || scene.close()).await.expect("it ends");
 }
 
-/// What the file of flows stands on; reflection gives it on request only.
+/// Returns the files that the file of flows imports; reflection gives them on request only.
 fn proto_of_imports() -> Vec<prost_types::FileDescriptorProto> {
     let set = prost_types::FileDescriptorSet::decode(proto::DESCRIPTORS).expect("a good set");
     let imported = |name: &str| name.starts_with("google/protobuf/") || name == "mycora/v1/types.proto";

@@ -95,7 +95,7 @@ fn second_tenant(up: &Up) {
     stdout(&up.mycora(&["--context", "2", "runner", "register", &address]), 0);
 }
 
-/// What a call that has to keep something is refused with now, if it is.
+/// Returns the refusal of a call that has to keep something now, if there is one.
 fn refusal(up: &Up) -> Option<rpc::ErrorView> {
     let profile = Profile::load(&up.profile()).expect("a profile");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");

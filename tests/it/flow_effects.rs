@@ -263,7 +263,7 @@ fn another_provider_tells_the_ends_of_what_was_begun_before_it() {
     stage.scene.close();
 }
 
-/// What a flow does shows that it lives, and so does the suite's own sign of life where a flow does nothing for long.
+/// Checks signs of life: what a flow does is one, and so is the suite's own where a flow does nothing for long.
 #[test]
 fn a_flow_that_has_a_heartbeat_shows_that_it_lives_and_no_other_does() {
     let stage = Stage::new();

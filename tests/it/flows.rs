@@ -221,7 +221,7 @@ fn large_results_hold_up_nobody() {
     up.stop();
 }
 
-/// Its number is guessed by whoever submits it, and known to nobody before it is stored.
+/// Submits a flow that guesses its own number, which nobody knows before the flow is stored.
 #[test]
 fn a_flow_that_waits_for_itself_is_told_so() {
     let dir = tempfile::tempdir().expect("a directory");

@@ -25,7 +25,7 @@ fn waits(dir: &Path, gate: &str) -> String {
     )
 }
 
-/// What a submission is refused with now, if it is.
+/// Returns the refusal of a submission now, if there is one.
 fn refusal(up: &Up) -> Option<rpc::ErrorView> {
     let profile = Profile::load(&up.profile()).expect("a profile");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");

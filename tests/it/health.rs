@@ -23,7 +23,7 @@ const ALL: [ServiceName; 6] = [
     ServiceName::Supervisor,
 ];
 
-/// What a server says of itself, as it changes.
+/// Watch of a server's health.
 struct Watch(Streaming<HealthCheckResponse>);
 
 impl Watch {

@@ -103,7 +103,7 @@ fn flows_take_up_jobs_that_were_kept() {
     scene.close();
 }
 
-/// What a database takes in Redis, in bytes, with everything that a long text may stand in.
+/// Returns the bytes that the keys of a pattern take in Redis, with everything that a long text may stand in.
 fn bytes_of(scene: &Scene, pattern: &str) -> u64 {
     let keys = scene.up.redis(1, &["KEYS", pattern]);
     let size = |key: &str| {

@@ -45,7 +45,7 @@ fn flow(dir: &Path, witness: &Witness, number: usize) -> (String, Vec<String>) {
     (path.to_str().expect("a plain path").to_owned(), names)
 }
 
-/// What the context's stream of events says of one node.
+/// Events of one node in the context's stream.
 #[derive(Debug, Default)]
 struct Trail {
     attempts: BTreeSet<u64>,

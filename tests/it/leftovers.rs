@@ -1,4 +1,4 @@
-//! What a run of tests leaves behind: nothing, or it fails.
+//! Processes that a run of tests leaves behind: none, or the run fails.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -24,7 +24,7 @@ fn a_killed_up_takes_its_redis_along() {
     wait_until_blocking(gone, PATIENCE, "nothing of it runs");
 }
 
-/// What `tests/run` and `.ci/run` close with.
+/// Runs the check that `tests/run` and `.ci/run` close with.
 fn left_running(dir: &Path) -> Output {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("left-running");
     Command::new(script).arg(dir).arg("0").output().expect("it starts")

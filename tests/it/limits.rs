@@ -45,7 +45,7 @@ fn env(entries: usize, bytes: usize) -> BTreeMap<String, String> {
     (0..entries).map(|i| (format!("V{i:05}"), "x".repeat(bytes))).collect()
 }
 
-/// What is refused of where a node may run, and how often.
+/// Returns flows that are refused for where a node may run, each with the limit that the error has to name.
 fn refused_of_runs() -> Vec<(&'static str, FlowSpec, String)> {
     let max = |limit: usize| limit.to_string();
     vec![
@@ -76,7 +76,7 @@ fn refused_of_runs() -> Vec<(&'static str, FlowSpec, String)> {
     ]
 }
 
-/// What else is refused, with what the error has to name.
+/// Returns further flows that are refused, each with what the error has to name.
 fn refused() -> Vec<(&'static str, FlowSpec, String)> {
     let max = |limit: usize| limit.to_string();
     let secs = limits::TIMEOUT_SECS_MAX;
@@ -287,7 +287,7 @@ async fn calls(client: &mut Client) {
     assert!(all_of(&status).contains("4096"), "{}", all_of(&status));
 }
 
-/// What only shows while a flow runs.
+/// Checks limits that only show while a flow runs.
 #[test]
 fn every_limit_of_a_run() {
     let scene = Scene::new(&[]);

@@ -11,7 +11,7 @@ use crate::suite::{PATIENCE, metric, place_of_scripts, program, started_at, stdo
 /// Replicas of the scheduler, and of the runner, that a suite may have: as many ports are kept free.
 const REPLICAS_MAX: u16 = 4;
 
-/// What `deploy/local/up.sh` started, ended with `down.sh`.
+/// Suite that `deploy/local/up.sh` started; `down.sh` ends it.
 pub(crate) struct Processes {
     dir: PathBuf,
     port_base: u16,
@@ -39,12 +39,12 @@ impl Processes {
         self.settings.push((name.to_owned(), value.to_owned()));
     }
 
-    /// What is started from now on does not hear of the variable any more.
+    /// Removes the variable from the environment of services that are started from now on.
     pub(crate) fn unset(&mut self, name: &str) {
         self.settings.retain(|(known, _)| known != name);
     }
 
-    /// Whether a service runs.
+    /// Returns true if a service runs.
     pub(crate) fn runs(&self, service: &str) -> bool {
         self.living(service).is_some()
     }
@@ -121,7 +121,7 @@ impl Processes {
         wait_until_blocking(gone, PATIENCE, format!("{service} is dead"));
     }
 
-    /// The same to one that may not run. Says whether it did.
+    /// Kills a service that may not run; returns true if it did.
     pub(crate) fn try_kill9(&self, service: &str) -> bool {
         let killed = |pid: String| Command::new("kill").args(["-KILL", &pid]).status();
         self.living(service).is_some_and(|pid| killed(pid).is_ok_and(|status| status.success()))

@@ -1,4 +1,4 @@
-//! What scripts print, read back whole: also what the coordinator does not keep.
+//! Logs of scripts, read back whole: also the part that the coordinator does not keep.
 
 use std::path::PathBuf;
 
@@ -12,9 +12,9 @@ use crate::suite::{PATIENCE, stderr, stdout};
 
 /// Numbered, of 15 bytes each: a bit more than a mebibyte.
 const LINES: usize = 75_000;
-/// What the coordinator keeps.
+/// Bytes of a log that the coordinator keeps.
 const TAIL: usize = 64 * 1024;
-/// What one piece may hold.
+/// Bytes that one piece may hold.
 const PIECE: u64 = 128 * 1024;
 
 /// Prints the lines, and does `then`.

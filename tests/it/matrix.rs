@@ -94,7 +94,7 @@ fn plain(value: Value) -> Value {
     }
 }
 
-/// Whoever may not call a method may not ask it for nothing either.
+/// Finds callers that may not call a method and are answered when their request asks for nothing.
 async fn of_nothing(
     stage: &Stage,
     method: &MethodDescriptor,

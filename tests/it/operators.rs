@@ -1,4 +1,4 @@
-//! What an operator does with a machine: empties it, and reads what its scripts printed.
+//! Work of an operator on a machine: emptying it, and reading what its scripts printed.
 
 use std::path::{Path, PathBuf};
 

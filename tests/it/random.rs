@@ -3,7 +3,7 @@
 use crate::draw::Draw;
 use crate::scene::Scene;
 
-/// What a node is in these flows.
+/// Node of a random flow.
 #[derive(Debug, Clone)]
 struct Node {
     depends: Vec<usize>,
@@ -12,7 +12,7 @@ struct Node {
     retries: u32,
     /// Tries that fail before one succeeds.
     fails: u32,
-    /// Its condition: this node before it gave an even number.
+    /// Condition of the node: this earlier node gave an even number.
     even: Option<usize>,
 }
 

@@ -88,7 +88,7 @@ fn kinds(scene: &Scene, database: u32) -> BTreeSet<String> {
 /// Streams of the coordinator that tell of what is gone, by design: what happened, and who did it.
 const KEPT_BY_DESIGN: [&str; 2] = ["audit", "events"];
 
-/// What all other keys of coordinator and supervisor take.
+/// Returns the bytes that all other keys of coordinator and supervisor take.
 fn bytes(scene: &Scene) -> u64 {
     let of_database = |database: u32| -> u64 {
         let keys = scene.up.redis(database, &["KEYS", "*"]);

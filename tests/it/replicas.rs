@@ -117,7 +117,7 @@ fn of_three_schedulers_one_is_killed_and_one_hangs() {
     witness.assert_each_once(&names);
 }
 
-/// It comes back with what it knew before others drove its flows.
+/// Cuts a scheduler off: it comes back with what it knew before others drove its flows.
 #[test]
 fn a_scheduler_that_was_cut_off_for_longer_than_its_lease_begins_anew() {
     let dir = tempfile::tempdir().expect("a directory");

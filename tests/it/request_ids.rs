@@ -15,7 +15,7 @@ use crate::matrix::wire::{self, short};
 
 const TIMES: usize = 100;
 
-/// Who may ask for it: the admin of the context where it may, else the executor or the bootstrap identity.
+/// Returns a caller that may call the method: admin or executor of the context, or the bootstrap identity.
 fn asker(method: &str) -> Identity {
     match method {
         // Only whose messages they are.
@@ -27,8 +27,8 @@ fn asker(method: &str) -> Identity {
     }
 }
 
-/// What an answer is about, by where it says so: the names that objects have. How they are by then may differ, and a name
-/// that comes later may be missing.
+/// Collects the names of the objects that an answer is about, by their paths in it. Their states may differ by then,
+/// and a name that comes later may be missing.
 fn objects_of(answer: &Value, place: &str, found: &mut BTreeMap<String, String>) {
     const NAMES: [&str; 7] = ["id", "uid", "key", "jobId", "jobKey", "firstJobId", "pubkey"];
     match answer {
@@ -48,7 +48,7 @@ fn objects_of(answer: &Value, place: &str, found: &mut BTreeMap<String, String>)
     }
 }
 
-/// Whether two answers are about the same.
+/// Returns true if two answers are about the same objects.
 fn agree(one: &Value, other: &Value) -> bool {
     let (mut of_one, mut of_other) = (BTreeMap::new(), BTreeMap::new());
     objects_of(one, "", &mut of_one);
@@ -105,7 +105,7 @@ async fn repeated(stage: &Stage, method: &MethodDescriptor, body: &Value) -> Res
     first.ok_or_else(|| "no answer".to_owned())
 }
 
-/// What is wrong with one method.
+/// Checks one method; the error says what is wrong with it.
 async fn wrong_with(stage: &Stage, method: &MethodDescriptor) -> Result<(), String> {
     let name = short(method);
     let mut body = objects::filled(stage, objects::request(&name)).await;

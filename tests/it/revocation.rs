@@ -1,4 +1,4 @@
-//! What was begun ends when its caller may do it no more, or is believed no more, in whichever process it is.
+//! End of open calls when the caller may make them no more, or is believed no more, in whichever process it is.
 
 use std::time::Duration;
 

@@ -99,7 +99,7 @@ pub(crate) async fn publish(broker: &dyn MessageBroker, whose: &str, kind: &str,
     wait_until(publish, PATIENCE, "it is stored").await;
 }
 
-/// What became of instances, from the beginning.
+/// Opens a cursor over the facts of instances, from the beginning.
 async fn facts(broker: &dyn MessageBroker, whose: &str) -> Box<dyn Deliveries> {
     let filter = format!("{whose}workflow_event.waits.*");
     let spec = CursorSpec::new("WORKFLOW_EVENTS", "looks-on", &filter, CursorStart::After(0));
@@ -297,7 +297,7 @@ fn what_stands_in_the_way_of_sagas_is_said_before_anything_is_made() {
     assert!(!data.exists(), "nothing was made");
 }
 
-/// As `deploy/local/up.sh` starts them; whoever keeps aggregates has made their stream.
+/// Starts services with `deploy/local/up.sh`; the stream of aggregates is made by the test, as its owner would.
 #[test]
 fn separate_processes_run_sagas_among_the_others() {
     let dir = tempfile::tempdir().expect("a directory");

@@ -133,8 +133,8 @@ impl Scene {
         wait_until_blocking(look, PATIENCE, format!("`{name}` of flow {id} is {state}"))
     }
 
-    /// What happened to a node, from the context's stream of events: states with their attempts and the
-    /// codes of their reasons. Events that repeat the one before are left out.
+    /// Returns a node's history from the context's stream of events: states with their attempts and the codes of
+    /// their reasons. Events that repeat the one before are left out.
     pub(crate) fn trail(&self, id: u64, name: &str) -> Vec<String> {
         let job = self.node(id, name)["jobId"].as_u64().expect("a job");
         let mut trail: Vec<String> = Vec::new();

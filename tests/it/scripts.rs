@@ -1,5 +1,5 @@
-//! What scripts reach of the suite that runs them: as root, which gives each context a user of its own, and as an ordinary
-//! user, who owns the suite's keys as well as the scripts' processes.
+//! Access of scripts to the suite that runs them: as root, which gives each context a user of its own, and as an
+//! ordinary user, who owns the suite's keys as well as the scripts' processes.
 
 use std::net::{Ipv4Addr, TcpListener, UdpSocket};
 use std::os::unix::fs::MetadataExt as _;
@@ -10,7 +10,7 @@ use crate::suite::{Up, flow_file};
 /// A user without any rights of its own.
 const NOBODY: u32 = 65534;
 
-/// Who starts a suite.
+/// Returns the users that a suite is started as.
 fn users() -> Vec<Option<u32>> {
     // Only root can start one as somebody else.
     let is_root = std::fs::metadata("/proc/self").is_ok_and(|own| own.uid() == 0);

@@ -5,7 +5,7 @@ use crate::suite::{stderr, stdout};
 
 const GOOD: &str = "script_type: shell, script: \"true\"";
 const BAD: &str = "script_type: shell, script: \"exit 3\"";
-/// What a node that ran well went through.
+/// States of a node that ran well.
 const RAN: [&str; 4] = ["ready#1", "dispatched#1", "running#1", "completed#1"];
 
 #[test]

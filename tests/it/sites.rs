@@ -11,7 +11,7 @@ use crate::suite::{PATIENCE, command, flow_file, place_of_scripts, program, stdo
 /// Jobs that go over, enough for several batches, unless `MYCORA_SITES_JOBS` says how many.
 const JOBS: usize = 400;
 
-/// What `deploy/local/two-sites.sh` started.
+/// Two sites that `deploy/local/two-sites.sh` started.
 pub(crate) struct Sites {
     dir: PathBuf,
     port_base: u16,

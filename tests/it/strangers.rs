@@ -22,7 +22,7 @@ use tonic::Request;
 
 use crate::suite::{PATIENCE, Up, get};
 
-/// What a client with a token waits for an answer.
+/// Time that a client with a token waits for an answer.
 const DEADLINE: Duration = Duration::from_secs(10);
 /// Slow handshakes at once: a quarter more than the server has places for those of this machine (`rpc_handshakes_local_max`).
 const HANDSHAKES: usize = 1280;

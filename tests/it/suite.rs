@@ -26,7 +26,7 @@ pub(crate) fn program(name: &str) -> PathBuf {
 /// A `mycora up` that runs.
 pub(crate) struct Up {
     dir: PathBuf,
-    /// Who starts it, when that is not who runs the tests.
+    /// User who starts the suite, when not the user who runs the tests.
     user: Option<u32>,
     /// Kept over a restart: others know it by this port.
     port: u16,
@@ -40,7 +40,7 @@ impl Up {
         Self::start_as(None, dir, arguments)
     }
 
-    /// The same, with these variables in its environment.
+    /// Starts a suite with these variables in its environment.
     pub(crate) fn start_with(dir: &Path, environment: &[(&str, &OsStr)]) -> Self {
         let port = free_port_pair();
         let mut command = Command::new(program("mycora"));
@@ -51,7 +51,7 @@ impl Up {
         up
     }
 
-    /// The same, started by another user than who runs the tests.
+    /// Starts a suite as another user than the one who runs the tests.
     pub(crate) fn start_as(user: Option<u32>, dir: &Path, arguments: &[&str]) -> Self {
         let arguments: Vec<String> = arguments.iter().map(|&argument| argument.to_owned()).collect();
         let port = free_port_pair();
@@ -83,12 +83,12 @@ impl Up {
         self.dir.join("client.toml")
     }
 
-    /// Its data directory.
+    /// Returns the data directory.
     pub(crate) fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Its port on this machine.
+    /// Returns the port on this machine.
     pub(crate) const fn port(&self) -> u16 {
         self.port
     }
@@ -98,7 +98,7 @@ impl Up {
         self.command(arguments).output().expect("`mycora` starts")
     }
 
-    /// The same, to be started by the caller, as whoever has started the suite: its keys are closed to others.
+    /// Returns a command for the caller to start, as the user of the suite: its keys are closed to others.
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = program_as(self.user);
         command.env("MYCORA_CONFIG", self.profile()).args(arguments);
@@ -112,7 +112,7 @@ impl Up {
         self.redis_with(password.trim(), database, arguments)
     }
 
-    /// The same with another password.
+    /// Runs `redis-cli` with another password.
     pub(crate) fn redis_with(&self, password: &str, database: u32, arguments: &[&str]) -> String {
         let output = Command::new("redis-cli")
             .env("REDISCLI_AUTH", password)
@@ -204,14 +204,14 @@ pub(crate) fn free_port_pair() -> u16 {
         .expect("two free ports, 100 apart")
 }
 
-/// What a command wrote to standard output, which must have ended with `code`.
+/// Returns the standard output of a command, which must have ended with `code`.
 pub(crate) fn stdout(output: &Output, code: i32) -> String {
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert_eq!(output.status.code(), Some(code), "standard output:\n{out}\nstandard error:\n{err}");
     out.into_owned()
 }
 
-/// What a command wrote to standard error, which must have ended with `code`.
+/// Returns the standard error of a command, which must have ended with `code`.
 pub(crate) fn stderr(output: &Output, code: i32) -> String {
     stdout(output, code);
     String::from_utf8_lossy(&output.stderr).into_owned()
@@ -249,13 +249,13 @@ pub(crate) fn processes_in(dir: &Path) -> Vec<String> {
     found
 }
 
-/// What an operators' port answers now, as it comes, to who shows the token of the suite in `dir`.
+/// Returns the answer of an operators' port to a request with the token of the suite in `dir`, as it comes.
 pub(crate) fn get(dir: &Path, port: u16, path: &str) -> String {
     let token = std::fs::read_to_string(dir.join("ops.token")).expect("the token of the operators' port");
     get_with(&format!("Authorization: Bearer {}\r\n", token.trim()), port, path)
 }
 
-/// What an operators' port answers to a request with this header.
+/// Returns the answer of an operators' port to a request with this header.
 pub(crate) fn get_with(header: &str, port: u16, path: &str) -> String {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).expect("the operators' port");
     let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n{header}Connection: close\r\n\r\n");

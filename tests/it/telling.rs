@@ -1,4 +1,4 @@
-//! What people are given of flows: the files that jobs made, what failed, and lines in the log.
+//! Output of flows for people: the files that jobs made, failures, and lines in the log.
 
 use std::fs;
 use std::path::Path;

@@ -33,9 +33,9 @@ const SECS_DEFAULT: u64 = 15;
 /// Flows that are measured alone; before them those that nobody counts.
 const FLOWS_ALONE: usize = 500;
 const FLOWS_BEFORE: usize = 20;
-/// What no flow of one job takes, on the busiest machine: half of what a single job of the greedy one keeps its slot.
+/// Time that no flow of one job takes, on the busiest machine: half of what one job of the greedy one keeps its slot.
 const FLOW_MAX: Duration = Duration::from_secs(10);
-/// What the other brings upon it at most, on a quiet machine.
+/// Factor by which the greedy one slows the other down at most, on a quiet machine.
 const SLOWER_MAX: u32 = 3;
 /// How many of each kind the greedy one has under way.
 const CALLERS: usize = 16;
@@ -127,7 +127,7 @@ async fn single(tenant: &Tenant, flows: &mut FlowServiceClient<Channel>) -> Resu
     Ok(began.elapsed())
 }
 
-/// What was asked for, and what was refused because it would have been too much.
+/// Count of calls that succeeded, and of those that were refused because it would have been too much.
 #[derive(Default)]
 struct Tally {
     made: AtomicU64,
@@ -234,7 +234,7 @@ fn p99(times: &mut [Duration]) -> Duration {
     times[(times.len() * 99).div_ceil(100) - 1]
 }
 
-/// What an operator chose, and what is said beyond it.
+/// Checks the limits that an operator chose, and the refusals beyond them.
 async fn beyond_what_was_chosen(scene: &Scene, tenant: &Tenant) {
     let refused = |status: &Status| {
         let view = ErrorView::from(status);

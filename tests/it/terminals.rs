@@ -1,4 +1,4 @@
-//! What scripts, labels and flow files say never steers the terminal of who reads it. Looked at on a real terminal.
+//! Texts of scripts, labels and flow files on a real terminal: they never steer it.
 
 use std::process::{Command, Output};
 
@@ -7,9 +7,9 @@ use crate::suite::{PATIENCE, flow_file, program, stdout};
 
 /// Sets the window's title, clears the screen (in one byte and in two), and turns the direction of the text.
 const HOSTILE: &str = "\u{1b}]0;owned\u{7}\u{9b}2J\u{202e}";
-/// The same as it is shown.
+/// The hostile text as it is shown.
 const SHOWN: &str = r"\x1b]0;owned\x07\x9b2J\u{202e}";
-/// The same as YAML and JSON write it.
+/// The hostile text as YAML and JSON write it.
 const WRITTEN: &str = r"\u001b]0;owned\u0007\u009b2J\u202e";
 /// Runs a command on a terminal of its own, passes on what is shown there, and ends as it does.
 const ON_A_TERMINAL: &str =
@@ -23,7 +23,7 @@ fn on_a_terminal(scene: &Scene, arguments: &[&str]) -> Output {
     command.stdin(std::process::Stdio::null()).output().expect("python3 starts")
 }
 
-/// What is shown of a command that ends with `code`: nothing of it steers the terminal.
+/// Returns the terminal output of a command that ends with `code`: nothing of it steers the terminal.
 fn shown(scene: &Scene, arguments: &[&str], code: i32) -> String {
     let text = stdout(&on_a_terminal(scene, arguments), code);
     let steers = |c: char| model::printable::is_hidden(c) && !matches!(c, '\n' | '\r' | '\t');

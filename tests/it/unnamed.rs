@@ -81,7 +81,7 @@ fn a_supervisor_takes_no_jobs_of_a_coordinator_that_nobody_named() {
     json(&submit, 0);
 }
 
-/// Whether nobody listens where the supervisor does.
+/// Returns true if nobody listens on the supervisor's port.
 fn is_free(processes: &Processes) -> bool {
     std::net::TcpListener::bind(("127.0.0.1", processes.port_of(ServiceName::Supervisor))).is_ok()
 }

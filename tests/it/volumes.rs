@@ -20,10 +20,10 @@ use crate::scene::Scene;
 use crate::suite::{PATIENCE, memory_kib};
 
 const SUBMISSIONS: usize = 120;
-/// What `mycora up` may take beyond what it takes at rest, at its peak: several times what it handles of one caller at once
-/// (16 MiB), and what else it has received of it (64 MiB).
+/// Memory that `mycora up` may take at its peak beyond its memory at rest, in KiB: several times what it handles of one
+/// caller at once (16 MiB), and what else it has received of it (64 MiB).
 const PEAK_KIB: u64 = 400 * 1024;
-/// What it may keep of that.
+/// Memory of that peak that it may keep, in KiB.
 const KEPT_KIB: u64 = 150 * 1024;
 
 /// 3 MiB in scripts that are no blobs, in jobs that wait for a signal.
@@ -92,8 +92,8 @@ fn large_submissions_at_once_take_a_bounded_memory_and_give_it_back() {
 }
 
 const ANSWERS: usize = 200;
-/// What `mycora up` may take for answers of one caller that does not read them: what it holds of them (32 MiB), and what it takes
-/// to make one.
+/// Memory that `mycora up` may take for answers that one caller does not read, in KiB: what it holds of them (32 MiB),
+/// and what it takes to make one.
 const UNREAD_PEAK_KIB: u64 = 150 * 1024;
 
 /// Four results of 240 KiB each.

@@ -172,7 +172,7 @@ fn one_that_resumes_after_the_end_is_told_what_led_to_it() {
     scene.close();
 }
 
-/// What a watch is told until its end, its snapshot and signs of life left out; and where it was when that was complete.
+/// Reads a watch to its end, without snapshot and signs of life; also returns the position where the snapshot ended.
 async fn read(mut answers: Streaming<WatchFlowResponse>) -> (String, Vec<WatchFlowResponse>) {
     let (mut snapshot_end, mut told) = (String::new(), Vec::new());
     while let Some(answer) = answers.message().await.expect("it ends well") {
@@ -186,7 +186,7 @@ async fn read(mut answers: Streaming<WatchFlowResponse>) -> (String, Vec<WatchFl
     (snapshot_end, told)
 }
 
-/// What a watch from this place on is told until its end.
+/// Returns the events of a watch from this position on until its end.
 async fn told(client: &mut Client, flow: u64, from: &str) -> Vec<WatchFlowResponse> {
     read(watch(client, flow, from).await.expect("a stream")).await.1
 }

@@ -50,7 +50,7 @@ async fn watch(
     Ok(client.watch_flows(request).await?.into_inner())
 }
 
-/// What one watch knows: each flow as it was told last.
+/// Knowledge of one watch: each flow as it was last reported.
 #[derive(Debug, Default)]
 struct Known {
     flows: BTreeMap<u32, FlowSummary>,

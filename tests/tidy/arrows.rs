@@ -1,4 +1,4 @@
-//! Who may depend on whom.
+//! Dependencies that crates may have on each other.
 
 use std::process::Command;
 
@@ -48,7 +48,7 @@ const FENCED: [(&str, &[&str]); 11] = [
     ("seccompiler", &["libs/sandbox"]),
     ("signet-libmdbx", &["libs/store"]),
 ];
-/// What pure crates have no use for.
+/// Crates that pure crates have no use for.
 const IMPURE: [&str; 5] = ["tokio", "tonic", "prost", "redis", "tracing"];
 /// The pure ones.
 const PURE: [&str; 7] = [
@@ -61,9 +61,9 @@ const PURE: [&str; 7] = [
     "libs/yaml",
 ];
 
-/// What a crate depends on.
+/// Dependencies of a crate.
 struct Package {
-    /// Its folder from the root of the repository: `libs/flow`.
+    /// Folder of the crate from the root of the repository: `libs/flow`.
     folder: String,
     /// Names of the crates that it needs to be built, ours by their folder.
     needs: Vec<Need>,

@@ -1,11 +1,11 @@
-//! What the page for clients shows of other languages stands in the programs that are run.
+//! Check that examples in other languages on the page for clients stand in the programs that are run.
 
 use std::fs;
 use std::path::Path;
 
 use crate::{Finding, check, root};
 
-/// What follows the fence of an example, and where the program is that it is taken from.
+/// Fence of each language of examples, and the folder of the program that they are taken from.
 const LANGUAGES: [(&str, &str); 3] =
     [("python", "tests/clients/python"), ("go", "tests/clients/go"), ("js", "tests/clients/node")];
 
@@ -47,7 +47,7 @@ fn programs(folder: &Path) -> Vec<String> {
     entries.filter(|path| path.is_file()).map(|path| fs::read_to_string(path).unwrap()).collect()
 }
 
-/// What stands between blank lines, in the blocks of that language.
+/// Returns the passages between blank lines, in the blocks of that language.
 fn passages<'a>(page: &'a str, language: &str) -> Vec<Passage<'a>> {
     let (mut found, mut inside, mut open) = (Vec::new(), false, false);
     for (number, line) in page.lines().enumerate() {
@@ -66,7 +66,7 @@ fn passages<'a>(page: &'a str, language: &str) -> Vec<Passage<'a>> {
     found
 }
 
-/// Whether a program has these lines one after the other, however far they are indented there.
+/// Returns true if a program has these lines one after the other, however far they are indented there.
 fn holds(program: &str, passage: &Passage<'_>) -> bool {
     let lines: Vec<&str> = program.lines().map(str::trim).collect();
     lines.windows(passage.lines.len()).any(|window| window == passage.lines)

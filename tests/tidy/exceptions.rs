@@ -1,4 +1,4 @@
-//! What may break a rule, and why.
+//! Exceptions from the rules, with their reasons.
 
 /// One file, or one folder, that may break one rule.
 pub(crate) struct Exception {
@@ -12,7 +12,7 @@ pub(crate) struct Exception {
 }
 
 impl Exception {
-    /// Whether it lets `path` break `rule`.
+    /// Returns true if the exception lets `path` break `rule`.
     pub(crate) fn covers(&self, rule: &str, path: &str) -> bool {
         self.rule == rule && (self.path == path || (self.path.ends_with('/') && path.starts_with(self.path)))
     }
@@ -117,7 +117,7 @@ pub(crate) const EXCEPTIONS: &[Exception] = &[
     },
     Exception {
         rule: "wire types",
-        path: "services/scheduler/src/log_asks.rs",
+        path: "services/scheduler/src/log_reads.rs",
         reason: "numbers queries for routers, and hands their answers to who asked",
     },
     Exception {
@@ -127,7 +127,7 @@ pub(crate) const EXCEPTIONS: &[Exception] = &[
     },
     Exception {
         rule: "wire types",
-        path: "services/scheduler/src/routers.rs",
+        path: "services/scheduler/src/report_streams.rs",
         reason: "holds the streams to the connected routers",
     },
     Exception {
@@ -152,22 +152,22 @@ pub(crate) const EXCEPTIONS: &[Exception] = &[
     },
     Exception {
         rule: "wire types",
-        path: "libs/delivery/src/core/whole.rs",
-        reason: "takes letters and jobs as storage gives them, and gives them out as the gateway takes them",
+        path: "libs/delivery/src/core/opaque_messages.rs",
+        reason: "takes mail and jobs as storage gives them, and gives them out as the gateway takes them",
     },
     Exception {
         rule: "wire types",
-        path: "libs/delivery/src/letters.rs",
-        reason: "letters and jobs stay as storage gave them: the router reads when they expire, no more",
+        path: "libs/delivery/src/opaque_messages.rs",
+        reason: "mail and jobs stay as storage gave them: the router reads when they expire, no more",
     },
     Exception {
         rule: "wire types",
-        path: "services/router/src/submits.rs",
+        path: "services/router/src/submissions.rs",
         reason: "hands jobs to a scheduler as storage gave them",
     },
     Exception {
         rule: "wire types",
-        path: "libs/delivery/src/core/giving_up.rs",
+        path: "libs/delivery/src/core/abandonment.rs",
         reason: "a part of the core",
     },
     Exception {
@@ -177,12 +177,12 @@ pub(crate) const EXCEPTIONS: &[Exception] = &[
     },
     Exception {
         rule: "wire types",
-        path: "libs/delivery/src/drops.rs",
-        reason: "passes wishes of storage on to the gateway, and answers back",
+        path: "libs/delivery/src/context_drops.rs",
+        reason: "passes commands of storage on to the gateway, and answers back",
     },
     Exception {
         rule: "wire types",
-        path: "libs/delivery/src/log_queries.rs",
+        path: "libs/delivery/src/log_reads.rs",
         reason: "passes queries of schedulers on to the gateway, and answers back unread",
     },
     Exception {
@@ -207,7 +207,7 @@ pub(crate) const EXCEPTIONS: &[Exception] = &[
     },
     Exception {
         rule: "wire types",
-        path: "services/mycelium-gateway/src/attempt_logs.rs",
+        path: "services/mycelium-gateway/src/log_reads.rs",
         reason: "turns what a router wants read into a call, and the answer into a frame",
     },
     Exception {
@@ -217,7 +217,7 @@ pub(crate) const EXCEPTIONS: &[Exception] = &[
     },
     Exception {
         rule: "wire types",
-        path: "services/mycelium-gateway/src/front.rs",
+        path: "services/mycelium-gateway/src/supervisor_api.rs",
         reason: "turns what supervisors say into frames for routers, and their blobs into calls of storage",
     },
     Exception {
@@ -247,7 +247,7 @@ pub(crate) const EXCEPTIONS: &[Exception] = &[
     },
     Exception {
         rule: "wire types",
-        path: "services/mycelium-gateway/src/wishes.rs",
+        path: "services/mycelium-gateway/src/commands.rs",
         reason: "turns what a router wants of supervisors into calls, and their answers into frames",
     },
 ];

@@ -1,4 +1,4 @@
-//! What is compiled twice, and what must not be compiled at all.
+//! Crates that are compiled twice, and crates that must not be compiled at all.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -10,6 +10,7 @@ mod exceptions;
 mod lock;
 mod names;
 mod planted;
+mod prose;
 mod size;
 mod source;
 mod words;
@@ -25,7 +26,7 @@ struct Finding {
     path: String,
     /// Where in it, from 1; 0 when it is about the whole file.
     line: usize,
-    /// What is wrong.
+    /// Description of the fault.
     what: String,
 }
 

@@ -3,7 +3,7 @@
 use crate::source::{self, Source, block, line_of, occurrences};
 use crate::{Finding, check, root};
 
-/// What fits one purpose. A longer file is two.
+/// Lines that fit one purpose. A longer file is two.
 const FILE_LINES_MAX: usize = 600;
 /// Style asks for about 70; a table or a match that is easier to read in one piece has some room.
 const FUNCTION_LINES_MAX: usize = 80;

@@ -23,12 +23,12 @@ impl Source {
         Self { path: path.to_owned(), text, code }
     }
 
-    /// Whether it is compiled for tests only.
+    /// Returns true for code that is compiled for tests only.
     pub(crate) fn is_test(&self) -> bool {
         self.path.starts_with("tests/") || self.path.contains("/tests/") || self.path.ends_with("/tests.rs")
     }
 
-    /// Whether a generator wrote it.
+    /// Returns true for code that a generator wrote.
     pub(crate) fn is_generated(&self) -> bool {
         self.path.contains("/generated/")
     }

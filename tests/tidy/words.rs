@@ -1,4 +1,4 @@
-//! What must not stand in the source.
+//! Words that must not stand in the source.
 
 use crate::source::{self, Source, block, line_of, occurrences};
 use crate::{Finding, check, root};
@@ -10,7 +10,7 @@ const SLEEPS: [&str; 1] = ["sleep("];
 /// Code generated from the protos, and the crates that it is made of.
 const WIRE: [&str; 6] =
     ["tonic::", "tonic_prost::", "prost::", "prost_types::", "proto::v1", "proto::internal"];
-/// What asks the world instead of the caller.
+/// Calls that ask the world instead of the caller.
 const IMPURE: [&str; 8] = [
     "SystemTime::now",
     "Instant::now",
@@ -24,13 +24,13 @@ const IMPURE: [&str; 8] = [
 /// Ways to the terminal beside the writer that shows what would steer it.
 const PRINTERS: [&str; 6] =
     ["println!", "print!(", "io::stdout(", "io::stderr(", "io::stdout;", "io::stderr;"];
-/// What draws on standard error by itself: its texts have to be made drawable.
+/// Crates that draw on standard error by themselves: their texts have to be made drawable.
 const DRAWERS: [&str; 2] = ["indicatif::", "console::"];
 /// The half of the saga service that runs sagas, and what both halves stand on.
 const SAGA_HALF: [&str; 3] = ["services/saga/src/sagas", "services/saga/src/lane", "libs/workflow/src"];
-/// What the other half makes its calls with.
+/// Crates and modules that the other half makes its calls with.
 const CALLERS: [&str; 4] = ["providers::", "effects::", "egress::", "lettre::"];
-/// What the machines of some people look like; written so that this file is not found.
+/// Folders that the machines of some people have; written so that this file is not found.
 const MACHINES: [&str; 4] =
     [concat!("/wo", "rk/"), concat!("/ro", "ot/"), concat!("/ho", "me/"), concat!("/Us", "ers/")];
 
@@ -105,7 +105,7 @@ fn no_machine_is_named() {
     check("machine paths", &found);
 }
 
-/// Whether wire types may be named there: where bytes come in and go out, where the generated servers are
+/// Returns true if a file may name wire types: where bytes come in and go out, where the generated servers are
 /// mounted, and in tests.
 fn is_edge(file: &Source) -> bool {
     let path = file.path.as_str();

@@ -25,7 +25,7 @@ pub struct CursorSpec {
     pub consumer: String,
     /// The only filter. Servers may accept several of one consumer and ignore them.
     pub filter: String,
-    /// Its beginning.
+    /// Position at which the cursor starts.
     pub start: CursorStart,
     /// Description of the consumer, for people.
     pub description: String,
@@ -198,13 +198,13 @@ impl PullLimit {
 /// A message that was delivered.
 #[derive(Debug, Clone)]
 pub struct StreamDelivery {
-    /// Its subject. Whose it is has to be looked at again: the filter is one wall of several.
+    /// Subject of the message. Receivers check its owner again: the filter is only one of several barriers.
     pub subject: String,
-    /// Its headers.
+    /// Headers of the message.
     pub headers: Headers,
-    /// Its payload.
+    /// Payload of the message.
     pub payload: Bytes,
-    /// Its sequence in the stream.
+    /// Sequence of the message in the stream.
     pub sequence: u64,
     /// Number of the delivery, as the consumer counts from 1: more than one beyond the last means that deliveries were lost.
     pub count: u64,

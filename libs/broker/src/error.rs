@@ -27,7 +27,7 @@ pub enum BrokerError {
     TooLarge {
         /// The part, and its message.
         what: String,
-        /// Its size in bytes.
+        /// Size of the part in bytes.
         size: usize,
         /// The limit in bytes.
         most: usize,

@@ -31,6 +31,6 @@ impl BrokerInbox {
 
 impl fmt::Debug for BrokerInbox {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Inbox({})", self.subject)
+        write!(f, "BrokerInbox({})", self.subject)
     }
 }

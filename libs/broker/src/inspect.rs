@@ -11,9 +11,9 @@ const OF_THE_TIME: [&str; 4] = ["deliver_policy", "opt_start_seq", "opt_start_ti
 /// A consumer as the server lists it.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct ConsumerListing {
-    /// Its name.
+    /// Name of the consumer.
     pub name: String,
-    /// Its settings, as the server writes them.
+    /// Settings of the consumer, as the server writes them.
     config: Map<String, Value>,
     /// Number of messages that it has not delivered yet.
     #[serde(rename = "num_pending")]

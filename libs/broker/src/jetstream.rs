@@ -79,7 +79,7 @@ pub enum JetStreamLogin {
     Password {
         /// The user.
         user: String,
-        /// Its password.
+        /// Password of the user.
         password: String,
     },
     /// A token.

@@ -132,9 +132,9 @@ pub trait MessageBroker: Send + Sync {
     /// made with what was asked. Each consumer has one puller, namely what this gives.
     ///
     /// # Errors
-    /// [`BrokerError::Behind`] when the start lies behind the end of the stream, which means that the server went back;
-    /// [`BrokerError::Differs`] when the server made something else, which is deleted again; [`BrokerError::StreamNotFound`] without
-    /// such a stream; [`BrokerError::Full`] where the stream may have no more consumers.
+    /// [`BrokerError::StartBeyondEnd`] when the start lies behind the end of the stream, which means that the server went back;
+    /// [`BrokerError::ConsumerMismatch`] when the server made something else, which is deleted again;
+    /// [`BrokerError::StreamNotFound`] without such a stream; [`BrokerError::ConsumerLimitReached`] where the stream may have no more consumers.
     async fn open(&self, spec: &CursorSpec) -> Result<Box<dyn Deliveries>, BrokerError>;
 
     /// Describes a consumer; nothing where there is none of this name, or no such stream.

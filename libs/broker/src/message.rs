@@ -155,7 +155,7 @@ impl Future for PublicationFuture {
 
 impl fmt::Debug for PublicationFuture {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Publishing")
+        f.write_str("PublicationFuture")
     }
 }
 

@@ -38,6 +38,6 @@ impl ReceiptHandle {
 
 impl fmt::Debug for ReceiptHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Receipt({})", self.token)
+        write!(f, "ReceiptHandle({})", self.token)
     }
 }

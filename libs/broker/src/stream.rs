@@ -63,7 +63,7 @@ pub struct StreamSettings {
     pub retention: StreamRetention,
     /// Place where it keeps them.
     pub storage: StreamStorage,
-    /// Its behavior when it is full.
+    /// Behavior of the stream when it is full.
     pub discard: StreamDiscard,
     /// Time for which it knows messages again by their ids.
     pub duplicate_window: Duration,
@@ -78,7 +78,7 @@ pub struct StreamSettings {
 /// Settings that are wanted of a stream; those that are `None` do not matter.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct StreamSpec {
-    /// Its name.
+    /// Name of the stream.
     pub name: String,
     /// Subjects of the messages that it keeps, in any order.
     pub subjects: Option<Vec<String>>,
@@ -86,7 +86,7 @@ pub struct StreamSpec {
     pub retention: Option<StreamRetention>,
     /// Place where it keeps them.
     pub storage: Option<StreamStorage>,
-    /// Its behavior when it is full.
+    /// Behavior of the stream when it is full.
     pub discard: Option<StreamDiscard>,
     /// Time for which it knows messages again by their ids.
     pub duplicate_window: Option<Duration>,
@@ -174,7 +174,7 @@ pub struct StreamState {
     pub messages: u64,
     /// Number of its consumers.
     pub consumers: usize,
-    /// Its settings.
+    /// Settings of the stream.
     pub settings: StreamSettings,
 }
 

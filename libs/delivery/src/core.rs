@@ -85,7 +85,7 @@ pub struct Effects {
     pub deliver: Vec<wire::Deliver>,
     /// For the gateway.
     pub letters: Vec<wire::DeliverLetter>,
-    /// For any scheduler, each with the number under which its outcome is to be told.
+    /// For any scheduler, each with the number under which its outcome is to be reported.
     pub submit: Vec<(u64, Box<wire::SubmitForRequest>)>,
     /// For the gateway.
     pub stop: Vec<wire::StopAttempt>,
@@ -107,7 +107,7 @@ pub struct Effects {
     pub report: ReportsByOwner,
     /// For the schedulers, by their names: answers to their log queries.
     pub log_answers: BTreeMap<String, Vec<wire::LogAnswer>>,
-    /// For storage: pieces of output, each with whom to tell.
+    /// For storage: pieces of output, each with the gateway stream to acknowledge to.
     pub logs: Vec<(GatewayEpoch, wire::NumberedLog)>,
 }
 

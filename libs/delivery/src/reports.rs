@@ -147,7 +147,7 @@ mod tests {
         names.iter().map(|name| (*name).to_owned()).collect()
     }
 
-    /// How many reports went to whom.
+    /// Returns how many reports went to each replica.
     fn counts(out: &mut ReportsByOwner) -> Vec<(String, usize)> {
         std::mem::take(out).into_iter().map(|(name, reports)| (name, reports.len())).collect()
     }

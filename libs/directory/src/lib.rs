@@ -1,7 +1,7 @@
-//! What every service knows of actors and their roles.
+//! Knowledge of actors and their roles, which every service has.
 //!
-//! [`DirectoryView`] answer from memory what was read once, for as long as they would hear of a change: they are views and no
-//! caches (decision 12). Storage feeds its own from the hints of Redis, the other services theirs from storage's watch
+//! Each [`DirectoryView`] answers from memory what was read once, for as long as it would hear of a change: a view and no
+//! cache (decision 12). Storage feeds its own from the hints of Redis, the other services theirs from storage's watch
 //! ([`RemoteDirectory`]).
 
 mod directory_view;

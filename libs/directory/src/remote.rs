@@ -1,4 +1,4 @@
-//! What storage says.
+//! Directory of a service that asks storage.
 
 use std::sync::Arc;
 use std::time::Duration;

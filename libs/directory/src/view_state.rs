@@ -1,4 +1,4 @@
-//! What was read and still holds. Pure.
+//! State of a view: answers that were read and still hold. Pure.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,16 +13,16 @@ const ROLES_MAX: usize = 262_144;
 /// Subjects of which it is remembered when they changed last.
 const CHANGED_MAX: usize = 4096;
 
-/// What may not hold any more.
+/// Change after which earlier answers may not hold any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DirectoryInvalidation {
     /// Anything; from now on every change is heard.
     FeedRestored,
     /// Anything, and nothing is heard until [`DirectoryInvalidation::FeedRestored`] comes.
     FeedLost,
-    /// What was said of this actor.
+    /// Answers about one actor.
     Actor(ActorId),
-    /// What was said of this context.
+    /// Answers about one context.
     Context(ContextId),
 }
 
@@ -33,12 +33,12 @@ pub(crate) struct ViewGeneration(u64);
 /// The memory.
 #[derive(Debug, Default)]
 pub(crate) struct DirectoryViewState {
-    /// Whether changes are heard.
+    /// True while changes are heard.
     is_live: bool,
     generation: u64,
-    /// What was asked before so much was heard is not kept, whatever it is about.
+    /// Lowest generation of a request whose answer may be kept, whatever it is about.
     floor: u64,
-    /// What was heard last of each subject since then.
+    /// Generation of the last change of each subject since then.
     changed: HashMap<DirectorySubject, u64>,
     actors: HashMap<ActorId, Arc<KnownActor>>,
     roles: HashMap<ContextId, HashMap<ActorId, Membership>>,
@@ -112,7 +112,7 @@ impl DirectoryViewState {
         self.actors.insert(id, Arc::clone(actor));
     }
 
-    /// The same for a role.
+    /// Remembers a role, unless its context changed meanwhile. That there is none is not remembered.
     pub(crate) fn keep_role(
         &mut self,
         asked: ViewGeneration,

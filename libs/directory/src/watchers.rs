@@ -1,4 +1,4 @@
-//! Who is told when something that was said may not hold any more.
+//! Watchers that are notified when an answer may not hold any more.
 
 use std::collections::HashMap;
 

@@ -23,7 +23,7 @@ pub enum ConnectError {
 pub struct DeniedHost {
     /// The host, as it was asked for.
     pub host: String,
-    /// Its port.
+    /// Port of the host.
     pub port: u16,
     /// Rule that is against it.
     pub reason: HostDenialReason,
@@ -34,7 +34,7 @@ pub struct DeniedHost {
 pub enum HostDenialReason {
     /// The list does not have the host, or not with this port.
     NotListed,
-    /// Its name leads to addresses only that are not public, or are this machine's.
+    /// The host's name resolves only to addresses that are not public, or are this machine's.
     NotPublic {
         /// The first of them.
         address: IpAddr,

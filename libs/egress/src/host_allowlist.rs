@@ -70,7 +70,7 @@ impl HostAllowlist {
         &*self.resolver
     }
 
-    /// Whether the list has this host, which is a name or an address.
+    /// Returns true if the list has this host (a name or an address) with this port.
     #[must_use]
     pub fn permits_host(&self, host: &str, port: u16) -> bool {
         let host = bare(host);
@@ -79,8 +79,8 @@ impl HostAllowlist {
             .any(|entry| entry.matches(&host) && entry.port.is_none_or(|allowed| allowed == port))
     }
 
-    /// Whether an allowed host may be reached at this address: one of the public network that is not this machine's, or
-    /// one that the list names itself. So no name can lead into the networks behind this machine, or to its own ports.
+    /// Returns true if an allowed host may be reached at this address: a public one that is not this machine's, or one
+    /// that the list names itself. So no name can lead into the networks behind this machine, or to its own ports.
     /// A list of [`HostAllowlist::exact`] says by itself whether those are reached.
     #[must_use]
     pub fn permits_address(&self, address: IpAddr, port: u16) -> bool {

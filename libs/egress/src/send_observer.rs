@@ -23,7 +23,7 @@ pub trait SendObserver: Send + Unpin {
     fn on_sent(&mut self) {}
 }
 
-/// Nobody wants to know.
+/// Ignores the departure of the request.
 impl SendObserver for () {}
 
 /// Body of a request, which says when all of it was taken.
@@ -75,7 +75,7 @@ enum RequestWriteProgress {
 pub(crate) struct ObservedStream<S, D> {
     stream: S,
     departure: D,
-    /// Whether everything of the body is with whoever writes it here.
+    /// True once the HTTP client has taken the whole body to write it here.
     is_taken: Arc<AtomicBool>,
     written: RequestWriteProgress,
 }

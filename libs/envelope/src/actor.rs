@@ -1,7 +1,7 @@
-//! What actors sign themselves: jobs and letters. A coordinator carries it, and cannot make it.
+//! Statements that actors sign themselves: jobs and direct messages. A coordinator carries them, and cannot make them.
 //!
-//! Both are envelopes as JSON, by the key that the actor is registered with. What they hold is strict JSON: a field that
-//! nobody knows is refused, since whoever signed it meant something by it.
+//! Both are envelopes as JSON, by the key that the actor is registered with. What they hold is strict JSON: an unknown
+//! field is refused, since the signer meant something by it.
 
 mod direct_message;
 mod job;
@@ -27,7 +27,7 @@ fn sign(payload_type: &str, what: &impl Serialize, key: &SigningKey) -> String {
     String::from_utf8_lossy(&envelope).into_owned()
 }
 
-/// Who signed it, and what.
+/// Opens a signature and returns its signer and what was signed.
 fn open<T: DeserializeOwned>(payload_type: &str, signature: &str) -> Result<(VerifyingKey, T), Refusal> {
     if signature.len() > limits::SIGNATURE_BYTES_MAX {
         let (len, max) = (signature.len(), limits::SIGNATURE_BYTES_MAX);

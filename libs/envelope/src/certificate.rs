@@ -1,4 +1,4 @@
-//! What a coordinator's root key signs: which keys its gateways have, and which root comes after it.
+//! Statements that a coordinator's root key signs: which keys its gateways have, and which root comes after it.
 
 use identity::{SigningKey, VerifyingKey};
 use model::Timestamp;
@@ -6,17 +6,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Envelope, Refusal, object};
 
-/// What an envelope with a certificate holds.
+/// Payload type of an envelope with a certificate.
 const CERTIFICATE_TYPE: &str = "application/vnd.mycora.gateway-key+json";
-/// What an envelope with a change of root holds.
+/// Payload type of an envelope with a change of root.
 const ROOT_CHANGE_TYPE: &str = "application/vnd.mycora.root-change+json";
 
 /// A root vouches for a gateway's key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GatewayCertificate {
-    /// Who vouches.
+    /// Root that vouches for the key.
     pub root: VerifyingKey,
-    /// For whom.
+    /// Key of the gateway.
     pub key: VerifyingKey,
     /// From when on.
     pub not_before: Timestamp,
@@ -84,7 +84,7 @@ impl GatewayCertificate {
         })
     }
 
-    /// Whether it is for this key, and holds now.
+    /// Checks that the certificate is for this key, and holds now.
     ///
     /// # Errors
     /// [`Refusal::BadCertificate`].
@@ -117,7 +117,7 @@ pub struct RootChange {
 struct RootChangeText {
     old: String,
     new: String,
-    /// That the new root signs the same: an envelope as JSON, by the new root, of this text without it.
+    /// Proof that the new root signs the same: an envelope as JSON, by the new root, of this text without it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     proof: Option<Box<serde_json::value::RawValue>>,
 }

@@ -20,25 +20,25 @@ const REMEMBERED_MAX: usize = 500_000;
 /// Roots that are remembered at once.
 const ROOTS_MAX: usize = 1024;
 
-/// How much is remembered of what was heard, so that it is not heard again.
+/// Limits on what is remembered of received envelopes, so that none is accepted twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReplayWindowLimits {
     /// Things of one root at once.
     pub messages_per_root: usize,
     /// Roots at once.
     pub roots_max: usize,
-    /// What happens beyond that.
+    /// Policy beyond these limits.
     pub overflow: OverflowPolicy,
 }
 
-/// What happens when no more can be remembered.
+/// Policy for when no more can be remembered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OverflowPolicy {
-    /// What one root says is refused until something of it is over, and another root until nothing that one of those that
-    /// are remembered has said holds any more.
+    /// Refuses an envelope of a known root until one of that root's is over, and of a new root until all that is remembered
+    /// of some other root is over.
     Refuse,
-    /// What is over first is forgotten, of the root that was silent for longest. For where strangers speak, of whom each may
-    /// be many: nobody is in the way of others, and whatever is said knows by itself that it was heard before.
+    /// Forgets what is over first: one envelope of a full root, or the root that was silent for longest. For places where
+    /// strangers speak, each of whom may be many: none is in the way of others, and repetitions are told by other means.
     EvictOldest,
 }
 
@@ -48,7 +48,7 @@ impl Default for ReplayWindowLimits {
     }
 }
 
-/// What one process says and hears, with whomever.
+/// Signer of one process, with the windows that recognize repeated envelopes, for all its conversations.
 #[derive(Debug)]
 pub struct EnvelopeSigner {
     sealer: RwLock<Sealer>,
@@ -66,7 +66,7 @@ impl EnvelopeSigner {
         Self::with_replay_limits(sealer, names, ReplayWindowLimits::default())
     }
 
-    /// The same with a memory of another size: a small one where anybody may speak.
+    /// Makes a signer with a memory of another size: a small one where anybody may speak.
     #[must_use]
     pub fn with_replay_limits(sealer: Sealer, names: Vec<String>, memory: ReplayWindowLimits) -> Arc<Self> {
         let names = RwLock::new(names);
@@ -140,7 +140,7 @@ impl EnvelopeSigner {
 /// Told of everything that is refused.
 pub type OnRefusal = Arc<dyn Fn(&Refusal) + Send + Sync>;
 
-/// Whether whoever has said something comes after the root that is listened to.
+/// Check whether the sender of an envelope comes after the root that is listened to.
 pub type SuccessorCheck = Arc<dyn Fn(&VerifyingKey, &OpenedEnvelope) -> bool + Send + Sync>;
 
 /// A conversation with one other side: whoever speaks first in it, or who it was begun with, is who is listened to.
@@ -162,7 +162,7 @@ struct ConversationPeer {
     root: Option<VerifyingKey>,
     /// When they were heard last.
     heard: Option<Timestamp>,
-    /// Nobody else is listened to, whatever happens.
+    /// True when no other root is listened to, whatever happens.
     fixed: bool,
 }
 
@@ -248,10 +248,10 @@ impl Conversation {
         Ok(heard.body)
     }
 
-    /// The same for whoever guards payloads: what is refused is counted, and answered where that is of use.
+    /// Opens an envelope where payloads are guarded: a refusal is counted, and answered where that is of use.
     ///
     /// # Errors
-    /// [`Refused`].
+    /// [`RejectedPayload`].
     pub fn open(
         &self,
         envelope: Result<Envelope, Refusal>,

@@ -20,13 +20,13 @@ const KEY_ID_BYTES: usize = 64;
 /// id is the key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Envelope {
-    /// What the bytes are.
+    /// Type of the bytes.
     pub payload_type: String,
     /// The bytes.
     pub payload: Bytes,
     /// The key that claims to have signed them, as its 64 hex digits.
     pub key_id: String,
-    /// Its signature.
+    /// Signature of that key.
     pub signature: Bytes,
 }
 
@@ -58,7 +58,7 @@ impl Envelope {
         }
     }
 
-    /// The same without a signature, for a way that says who speaks.
+    /// Makes an envelope without a signature, for a way that says who speaks.
     pub(crate) fn unsigned(payload_type: &str, payload: Bytes, key: VerifyingKey) -> Self {
         let (payload_type, key_id) = (payload_type.to_owned(), key.to_string());
         Self { payload_type, payload, key_id, signature: Bytes::new() }
@@ -100,7 +100,7 @@ impl Envelope {
         }
     }
 
-    /// As JSON, for a bus.
+    /// Encodes the envelope as JSON, for a bus.
     #[must_use]
     pub fn to_json(&self) -> Bytes {
         let text = EnvelopeText {
@@ -129,7 +129,7 @@ impl Envelope {
 
 /// An envelope without a signature, for a way within one program: the key that speaks, and the bytes.
 impl Envelope {
-    /// Its key id, which has [`KEY_ID_BYTES`], and behind it the bytes as they are.
+    /// Encodes the envelope as its key id, which has [`KEY_ID_BYTES`], and behind it the bytes as they are.
     pub(crate) fn to_bare(&self) -> Bytes {
         [self.key_id.as_bytes(), &self.payload].concat().into()
     }
@@ -150,7 +150,7 @@ impl Envelope {
     }
 }
 
-/// What is signed: `DSSEv1`, and the type and the bytes each behind its length.
+/// Encodes the bytes that are signed: `DSSEv1`, and the type and the bytes each behind its length.
 fn encoded(payload_type: &str, payload: &[u8]) -> Vec<u8> {
     let mut bytes = format!("DSSEv1 {} {payload_type} {} ", payload_type.len(), payload.len()).into_bytes();
     bytes.extend_from_slice(payload);

@@ -21,10 +21,10 @@ const NEXT_ROOT_KEY_FILE: &str = "coordinator.next.key";
 /// Changes of root in one file, at most.
 const CHANGES_BYTES_MAX: u64 = 256 * 1024;
 
-/// What a gateway signs with.
+/// Files that a gateway signs with.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SigningFiles {
-    /// Its key.
+    /// Key of the gateway.
     pub key: PathBuf,
     /// The root's certificate for it.
     pub certificate: PathBuf,
@@ -41,7 +41,7 @@ pub enum SigningFilesError {
     File {
         /// The file.
         path: PathBuf,
-        /// What the operating system said.
+        /// Error of the operating system.
         source: io::Error,
     },
     /// The root key is kept elsewhere.
@@ -61,7 +61,7 @@ pub enum SigningFilesError {
     Changes {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Description of what is wrong with the file.
         refusal: Refusal,
     },
     /// The certificate is none, or is not for the key.
@@ -69,7 +69,7 @@ pub enum SigningFilesError {
     Certificate {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Description of what is wrong with the certificate.
         refusal: Refusal,
     },
 }
@@ -119,7 +119,7 @@ impl SigningFiles {
     }
 }
 
-/// What was made for a coordinator that has another root from now on.
+/// Files that were made for a coordinator that has another root from now on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewRoot {
     /// The key that was the root.

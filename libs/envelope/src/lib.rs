@@ -1,6 +1,6 @@
-//! What coordinators and supervisors say to each other, signed.
+//! Signed envelopes for the messages between coordinators and supervisors.
 //!
-//! - [`actor`]: what actors sign themselves, jobs and letters;
+//! - [`actor`]: what actors sign themselves, jobs and direct messages;
 //! - [`dsse`]: signatures over exact bytes, with the kind of what is signed (DSSE 1.0);
 //! - [`root_rotation`]: how a coordinator came from one root to the next ones;
 //! - [`statement`]: what is signed around a payload: for whom it is, which one it is, how long it holds;
@@ -37,10 +37,10 @@ pub use statement::{OpenedEnvelope, Sealer, open_envelope};
 /// Why something signed is not taken. The names are counted, and told to who said it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// It is not what it has to be.
+    /// The text is no envelope, or does not have the required form.
     #[error("it is no envelope: {0}")]
     Malformed(String),
-    /// It is something else that was signed.
+    /// The signature is over a payload of another type.
     #[error("`{0}` was signed, which is something else")]
     OtherType(String),
     /// The signature does not fit.
@@ -49,25 +49,25 @@ pub enum Refusal {
     /// The key that signed has no root that vouches for it now.
     #[error("the certificate of the key that signed it does not hold: {0}")]
     BadCertificate(&'static str),
-    /// It is for somebody else.
+    /// The envelope is for another destination.
     #[error("it is for {to}, not for {own}")]
     WrongDestination {
-        /// For whom.
+        /// Destination that the envelope names.
         to: String,
-        /// Who heard it.
+        /// Names of the receiver.
         own: String,
     },
-    /// Somebody else speaks here.
+    /// The signer is not the one that is listened to here.
     #[error("{signer} has signed it, and {known} is listened to here")]
     OtherSigner {
         /// The root behind what was said.
         signer: String,
         /// The root that is known.
         known: String,
-        /// That root was not heard for as long as anything holds, or the other one comes after it.
+        /// True when that root was not heard for as long as anything holds, or the other one comes after it.
         gone: bool,
     },
-    /// Somebody else than the actor whose it is said to be has signed it.
+    /// The signer is not the actor that the statement is said to be of.
     #[error("{signer} has signed it, and {claimed} is who it is said to be of")]
     OtherActor {
         /// The key that signed.
@@ -75,16 +75,16 @@ pub enum Refusal {
         /// The key of whom it is said to be.
         claimed: String,
     },
-    /// It was signed, but not as it is here.
+    /// The signature is over other content than is here.
     #[error("another `{0}` was signed than is here")]
     OtherContent(String),
-    /// It holds no more.
+    /// The envelope's time is over.
     #[error("it held until {}", .0.rfc3339())]
     Expired(model::Timestamp),
-    /// It is of a time that has not come, or is to hold longer than anything may.
+    /// The envelope is of a time that has not come, or is to hold longer than anything may.
     #[error("it claims times that cannot be: look at the clocks of both machines")]
     BadTimes,
-    /// It was heard before.
+    /// The envelope was heard before.
     #[error("it was heard before")]
     Replayed,
     /// So much was heard that no more can be told apart from what comes again.
@@ -101,7 +101,7 @@ impl Refusal {
         Self::Malformed(cut(&why.to_string()))
     }
 
-    /// Its name, for counters and answers.
+    /// Returns the refusal's name, for counters and answers.
     #[must_use]
     pub const fn code(&self) -> &'static str {
         match self {
@@ -118,8 +118,8 @@ impl Refusal {
         }
     }
 
-    /// Whether its sender is told. Not of what may come from anybody, and not of what was heard before: that would be an
-    /// answer to what was answered.
+    /// Returns true for a refusal that is reported to the sender. Not for what anybody may send, and not for a repetition:
+    /// that would be an answer to what was answered.
     #[must_use]
     pub const fn is_reported(&self) -> bool {
         matches!(
@@ -133,7 +133,7 @@ impl Refusal {
     }
 }
 
-/// As much of a text as is told.
+/// Cuts a text to the length that is told.
 fn cut(text: &str) -> String {
     text.chars().take(WHY_CHARS_MAX).collect()
 }

@@ -1,4 +1,4 @@
-//! What was heard already.
+//! Window of envelopes that were heard already.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +6,7 @@ use model::Timestamp;
 
 use crate::{OpenedEnvelope, Refusal};
 
-/// Who said it, and which one it was.
+/// Root of an envelope, and its id.
 type ReplayKey = ([u8; 32], u128);
 
 /// Remembers what was heard for as long as it holds, up to a number of things.
@@ -27,7 +27,7 @@ impl ReplayWindow {
         Self { heard: BTreeSet::new(), capacity }
     }
 
-    /// Whether nothing that it remembers holds any more.
+    /// Returns true when nothing that the window remembers holds any more.
     #[must_use]
     pub fn is_expired(&self, now: Timestamp) -> bool {
         self.holds_until().is_none_or(|until| until <= now)

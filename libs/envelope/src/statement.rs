@@ -1,4 +1,4 @@
-//! What is signed around a payload, and what it takes to be heard.
+//! Statement that is signed around a payload, and the conditions for it to be heard.
 
 use std::time::Duration;
 
@@ -12,19 +12,19 @@ use serde_json::value::RawValue;
 use crate::certificate::VerifiedCertificate;
 use crate::{Envelope, GatewayCertificate, Refusal, object};
 
-/// What an envelope with a statement holds.
+/// Payload type of an envelope with a statement.
 pub const PAYLOAD_TYPE: &str = "application/vnd.mycora.rpc+json";
 /// How long anything said may hold.
 pub const LIFETIME_MAX: Duration = Duration::from_secs(600);
 /// By how much the clocks of two machines may differ.
 pub const SKEW: Duration = mycelium::CLOCK_SKEW;
 
-/// What is signed.
+/// Statement that is signed.
 #[derive(Serialize, Deserialize)]
 struct EnvelopeStatement<'a> {
     /// A key of whom it is for, as its hex digits: of its node, or the one that it signs with.
     to: String,
-    /// Which one it is.
+    /// Id of the statement.
     id: String,
     /// When it was said, in milliseconds since 1970.
     issued: u64,
@@ -38,7 +38,7 @@ struct EnvelopeStatement<'a> {
     body: &'a RawValue,
 }
 
-/// What proves who speaks.
+/// Proof of the sender.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum SenderProof {
     /// A signature.
@@ -104,7 +104,7 @@ impl Sealer {
         self.seal_by(SenderProof::Signature, to, body, now, lifetime)
     }
 
-    /// The same with a proof of who says it, or without.
+    /// Seals a body with a proof of its sender, or without.
     pub(crate) fn seal_by(
         &self,
         proof: SenderProof,
@@ -154,7 +154,7 @@ pub fn open_envelope(envelope: &Envelope, own: &[String], now: Timestamp) -> Res
     open_with_cached(SenderProof::Signature, envelope, own, now, &mut None)
 }
 
-/// The same with the certificate that was shown last, which is mostly the one that is shown.
+/// Opens an envelope with the certificate that was shown last, which is mostly the one that is shown.
 pub(crate) fn open_with_cached(
     proof: SenderProof,
     envelope: &Envelope,
@@ -192,7 +192,7 @@ pub(crate) fn open_with_cached(
     Ok(OpenedEnvelope { signer, root, id, expires, body })
 }
 
-/// What is in an envelope, whether or not it may be heard.
+/// Returns the body of an envelope, whether or not it may be heard.
 pub(crate) fn body(envelope: &Envelope) -> Option<Bytes> {
     let statement: EnvelopeStatement<'_> = object(&envelope.payload).ok()?;
     Some(Bytes::copy_from_slice(statement.body.get().as_bytes()))

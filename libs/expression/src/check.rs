@@ -1,4 +1,4 @@
-//! What may stand in an expression.
+//! Checks that an expression has only permitted elements.
 
 use rhai::{AST, ASTFlags, ASTNode, Expr, FnCallExpr, Stmt};
 

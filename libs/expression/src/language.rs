@@ -1,22 +1,22 @@
-//! What may stand in an expression: one language for conditions of nodes, one for sagas.
+//! Languages of expressions: one for conditions of nodes, one for sagas.
 
 use rhai::{Array, Dynamic, Engine, EvalAltResult, INT, ImmutableString, Map};
 
 /// A language: the operators that all have, and these functions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Language {
-    /// Whether numbers may have a fraction.
+    /// True if numbers may have a fraction.
     pub(crate) has_fractions: bool,
     /// Names of functions.
     pub(crate) functions: &'static [&'static str],
 }
 
 impl Language {
-    /// That of `when`, in flows.
+    /// Language of `when`, in flows.
     pub const CONDITIONS: Self =
         Self { has_fractions: true, functions: &["contains", "starts_with", "ends_with", "len"] };
 
-    /// That of sagas and effects: whole numbers only, so that nothing is rounded, and what is needed to make inputs.
+    /// Language of sagas and effects: whole numbers only, so that nothing is rounded, and functions that make inputs.
     pub const SAGAS: Self = Self {
         has_fractions: false,
         functions: &[
@@ -44,7 +44,7 @@ impl Language {
         }
     }
 
-    /// Its functions, for people.
+    /// Lists the functions of the language, for people.
     pub(crate) fn function_list(&self) -> String {
         let names: Vec<_> = self.functions.iter().map(|name| format!("`{name}`")).collect();
         names.join(", ")
@@ -89,7 +89,7 @@ fn sum(list: &mut Array) -> FunctionResult<INT> {
     })
 }
 
-/// What stands under a key in each object of a list; nothing where it stands in none.
+/// Returns the value of a key in each object of a list; `()` for objects that do not have the key.
 #[expect(clippy::needless_pass_by_value, reason = "it is how the engine calls it")]
 fn pluck(list: &mut Array, key: ExpressionText) -> FunctionResult<Array> {
     let field = |item: &Dynamic| -> FunctionResult<Dynamic> {

@@ -20,10 +20,10 @@ use rhai::{AST, Dynamic, Engine, OptimizationLevel, Scope};
 pub use language::Language;
 pub use operand::{Operand, OperandValue};
 
-/// What an evaluation says of itself is cut after so many characters.
+/// Characters after which the message of an error is cut.
 const DETAIL_CHARS_MAX: usize = 200;
 
-/// What an expression may cost.
+/// Limits of the size and the cost of an expression.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExpressionBudget {
     /// Bytes of its text.
@@ -41,7 +41,7 @@ pub struct ExpressionBudget {
 /// Why a text is no [`Expression`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ExpressionError {
-    /// It is longer than its limit.
+    /// The text is longer than the limit.
     #[error("an expression has at most {most} bytes, this one has {bytes}")]
     TooLong {
         /// How long it is.
@@ -49,16 +49,16 @@ pub enum ExpressionError {
         /// How long it may be.
         most: usize,
     },
-    /// It cannot be read.
+    /// The text cannot be parsed.
     #[error("it is not an expression: {what}")]
     Syntax {
-        /// What is wrong with it.
+        /// Message of the parser.
         what: String,
     },
-    /// It uses something that expressions do not have.
+    /// The expression uses something that expressions do not have.
     #[error("{what} cannot stand in an expression: there are values, operators, `in` and {functions}")]
     NotAllowed {
-        /// What it uses.
+        /// The element that is not allowed.
         what: String,
         /// The functions that there are, for people.
         functions: String,
@@ -69,11 +69,11 @@ pub enum ExpressionError {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{what}")]
 pub struct ExpressionRuntimeError {
-    /// What happened, in at most some hundred characters.
+    /// Description of the error, in at most some hundred characters.
     pub what: String,
 }
 
-/// What the variables of an expression are.
+/// Variables that an expression may refer to.
 pub trait Variables {
     /// Why an expression is refused.
     type Error: From<ExpressionError>;
@@ -120,7 +120,7 @@ impl Expressions {
         Self { engine, language, bytes_max: budget.bytes }
     }
 
-    /// Whether a text is short enough to be read.
+    /// Checks that a text is short enough to be read.
     ///
     /// # Errors
     /// [`ExpressionError::TooLong`].
@@ -141,7 +141,7 @@ impl Expressions {
         Ok(Expression(ast))
     }
 
-    /// What an expression comes to while its variables have these values.
+    /// Evaluates an expression with these values of its variables.
     ///
     /// # Errors
     /// [`ExpressionRuntimeError`].

@@ -22,7 +22,7 @@ impl Operand {
         Self(items.into())
     }
 
-    /// What it is, with what it holds.
+    /// Converts the operand to its kind and its content.
     #[must_use]
     pub fn into_value(self) -> OperandValue {
         let value = self.0;
@@ -63,14 +63,14 @@ impl Operand {
         written(&self.0)
     }
 
-    /// What it is, for people.
+    /// Names the kind of the operand, for people.
     #[must_use]
     pub fn kind(&self) -> &'static str {
         kind(&self.0)
     }
 }
 
-/// What an [`Operand`] is.
+/// Kind and content of an [`Operand`].
 #[derive(Debug, Clone)]
 pub enum OperandValue {
     /// `()`.
@@ -119,7 +119,7 @@ impl From<bool> for Operand {
     }
 }
 
-/// What a value is, for people.
+/// Names the kind of a value, for people.
 fn kind(value: &Dynamic) -> &'static str {
     if value.is_unit() {
         "nothing"
@@ -188,7 +188,7 @@ fn written(value: &Dynamic) -> Option<String> {
     (value.is_int() || value.is_bool()).then(|| value.to_string())
 }
 
-/// As `==` has it: numbers are one kind, and beside a text everything counts as a text.
+/// Compares two values as `==` does: numbers are one kind, and beside a text everything counts as a text.
 fn are_equal(one: &Dynamic, other: &Dynamic) -> bool {
     if let (Ok(one), Ok(other)) = (one.as_int(), other.as_int()) {
         return one == other;

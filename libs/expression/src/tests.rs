@@ -90,7 +90,7 @@ fn operations_are_counted() {
     }
 }
 
-/// What an expression of a saga comes to, as a text.
+/// Evaluates an expression of a saga and returns its value as a text.
 fn of_saga(text: &str, b: Operand) -> Result<String, String> {
     evaluate_in(Language::SAGAS, text, b).map(|answer| shown(answer.into_value()))
 }

@@ -8,14 +8,14 @@ use model::BlobHash;
 use model::job::BlobRef;
 use model::limits::FILE_BYTES_MAX;
 
-/// What the paths in a flow file mean.
+/// Meaning of the paths in a flow file.
 #[derive(Debug, Clone)]
 pub enum FileRoot {
-    /// They are relative to this directory.
+    /// Paths relative to this directory.
     Directory(PathBuf),
-    /// They are given on the command line, relative to the working directory.
+    /// Paths from the command line, relative to the working directory.
     WorkingDirectory,
-    /// They are these names of bytes in the program itself.
+    /// Names of bytes that are embedded in the program.
     Embedded(&'static [(&'static str, &'static [u8])]),
 }
 
@@ -25,22 +25,22 @@ const RELATIVE: &str = "; paths are relative to the flow file";
 /// Why a file cannot be carried along.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("cannot read `{}`: {source}{hint}", path.display())]
     Read {
         /// Where it was looked for.
         path: PathBuf,
-        /// What the operating system said.
+        /// Error of the operating system.
         source: io::Error,
         /// Where paths begin.
         hint: &'static str,
     },
-    /// It is beyond the limit.
+    /// The file is beyond the limit.
     #[error("`{}` has {size} bytes; a file has at most {FILE_BYTES_MAX}", path.display())]
     TooLarge {
         /// The file.
         path: PathBuf,
-        /// Its size.
+        /// Size of the file in bytes.
         size: u64,
     },
 }
@@ -80,7 +80,7 @@ fn read_limited(path: &Path, hint: &'static str) -> Result<Vec<u8>, FileError> {
 pub struct Upload {
     /// Hash and size.
     pub blob: BlobRef,
-    /// What people call it.
+    /// Name of the upload in messages to people.
     pub label: String,
     content: UploadContent,
 }

@@ -1,6 +1,6 @@
 //! Ways out for words that flow files do not know.
 
-/// What takes the place of a key that others of this trade know; no key that is merely spelt alike is suggested.
+/// Returns a hint for an unknown key that other workflow tools have; keys that are merely spelt alike get none.
 pub(super) fn key_hint(key: &str, known: &[&str]) -> Option<String> {
     let way = match key {
         "secrets" | "secret" => {

@@ -27,11 +27,11 @@ use lints::FlowFileLinter;
 pub use node_batches::{PART_BYTES_MAX, node_batches};
 use reader::FlowFileReader;
 
-/// What a flow file may have, in bytes.
+/// Maximum size of a flow file, in bytes.
 pub const FILE_BYTES_MAX: u64 = 64 * 1024 * 1024;
-/// What is submitted with one call has at most so many bytes; more is created, filled and started.
+/// Maximum size in bytes of a flow submitted with one call; a larger one is created, filled and started.
 pub const SUBMIT_BYTES_MAX: usize = 3 * 1024 * 1024;
-/// What messages call a file of this kind.
+/// Name of a file of this kind in messages.
 const KIND: &str = "a flow file";
 /// Scripts longer than this that several jobs share travel once, as a blob, when the flow is too large for one call.
 const SCRIPT_BYTES_SHARED: usize = 200;
@@ -39,22 +39,22 @@ const SCRIPT_BYTES_SHARED: usize = 200;
 /// A flow file as it was read, before it is understood.
 #[derive(Debug, Clone)]
 pub struct FlowFileSource {
-    /// What messages call it.
+    /// Name of the file in messages.
     pub name: String,
-    /// What it says.
+    /// Text of the file.
     pub text: String,
-    /// What the paths in it mean.
+    /// Meaning of the paths in the file.
     pub files: FileRoot,
 }
 
 /// A flow file that nothing is wrong with.
 #[derive(Debug, Clone)]
 pub struct FlowFile {
-    /// What to run.
+    /// Flow to run.
     pub spec: v1::FlowSpec,
     /// The context that the file names.
     pub context: Option<u32>,
-    /// What has to be at the coordinator before.
+    /// Blobs that the coordinator must have before.
     pub uploads: Vec<Upload>,
     /// Where the uploads come from.
     pub files: FileRoot,
@@ -62,7 +62,7 @@ pub struct FlowFile {
     origin: FlowFileOrigin,
 }
 
-/// What a flow was made of, from which the places of its fields are found when they are needed: for a
+/// Origin of a flow, from which the places of its fields are found when they are needed: for a
 /// large flow they take more memory than the flow.
 #[derive(Debug, Clone)]
 enum FlowFileOrigin {
@@ -214,7 +214,7 @@ impl FlowFile {
         Ok(Self { spec, context: None, uploads: uploads.into_list(), files, name, origin })
     }
 
-    /// What is in good form and will hardly do what was meant: nothing when there is nothing of that kind.
+    /// Returns warnings: parts in good form that will hardly do what was meant. `None` when there are none.
     #[must_use]
     pub fn warnings(&self) -> Option<Problems> {
         let Self { spec, uploads, files, origin, .. } = self;
@@ -222,7 +222,7 @@ impl FlowFile {
         (!warnings.is_empty()).then(|| self.locate(&warnings))
     }
 
-    /// Whether one call submits it.
+    /// Returns true if one call can submit the flow.
     #[must_use]
     pub fn fits_one_call(&self) -> bool {
         self.spec.encoded_len() <= SUBMIT_BYTES_MAX
@@ -240,7 +240,7 @@ impl FlowFile {
         (!violations.is_empty()).then(|| self.locate(&violations))
     }
 
-    /// What a server refused, at its places in the file.
+    /// Locates a server's violations in the file.
     #[must_use]
     pub fn locate(&self, violations: &[Violation]) -> Problems {
         let places = self.origin.places(&self.files);
@@ -254,7 +254,7 @@ fn locate(places: &SourceMap, violation: &Violation) -> Problem {
     places.locate(&violation.field, &violation.description)
 }
 
-/// What the server will check, checked here.
+/// Checks ahead what the server will check.
 fn check(spec: &v1::FlowSpec) -> Violations {
     let mut spec = spec.clone();
     // What kept jobs say is known there only.
@@ -262,7 +262,7 @@ fn check(spec: &v1::FlowSpec) -> Violations {
     flow::check_request(flow_spec::from_wire(spec, "flow"), "flow").err().unwrap_or_default()
 }
 
-/// Whether what a job executes is kept at the coordinator.
+/// Returns true for a job that is kept at the coordinator.
 const fn is_kept(node: &v1::NodeSpec) -> bool {
     node.created_job_id != 0 && node.job.is_none()
 }

@@ -1,4 +1,4 @@
-//! What a flow file says in good form, and what will hardly do what its author means: told, and no reason to refuse it.
+//! Warnings about parts of a flow file that are well formed and will hardly do what was meant. They refuse nothing.
 
 use std::collections::HashMap;
 
@@ -13,7 +13,7 @@ const READ_BY_PROGRAMS: &[&str] =
     &["HOME", "LANG", "LANGUAGE", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER"];
 /// Beginnings of such names.
 const READ_BY_PROGRAMS_FROM: &[&str] = &["LC_", "LD_", "GIT_", "PYTHON", "RUST", "SSL_", "SOURCE_DATE_"];
-/// What the interpreter of a python job is started with in any case, or reads from the variable all the same.
+/// Variables that the interpreter of a python job is started with in any case, or still reads itself.
 const PYTHON_AS_MEANT: &[&str] =
     &["PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "PYTHONUTF8", "PYTHONIOENCODING"];
 

@@ -51,7 +51,7 @@ pub(super) const OLDER_KEYS: &[&str] = &["dependends"];
 pub(super) const BACKOFF_KEYS: &[&str] = &["initial", "multiplier", "max"];
 pub(super) const TARGET_KEYS: &[&str] = &["runner", "group", "instance", "labels"];
 
-/// What a file says, and what is wrong with it.
+/// Reader of a flow file, which collects its contents and its problems.
 pub(super) struct FlowFileReader<'a> {
     pub(super) files: &'a FileRoot,
     pub(super) yaml: yaml::YamlReader,

@@ -16,7 +16,7 @@ use self::operands::typed;
 use self::references::{FLOW, RESULTS, ReferenceCollector};
 use crate::template::FlowField;
 
-/// What a condition may cost.
+/// Limits on the cost of a condition.
 const BUDGET: ExpressionBudget = ExpressionBudget {
     bytes: WHEN_BYTES_MAX,
     depth: 32,
@@ -31,23 +31,23 @@ static EXPRESSIONS: LazyLock<Expressions> = LazyLock::new(|| Expressions::new(La
 /// Why a text is no [`Condition`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConditionError {
-    /// It is no expression.
+    /// The text is not an expression.
     #[error(transparent)]
     Expression(#[from] ExpressionError),
     /// A name with `-` is read as a subtraction.
     #[error("`{written}` is a subtraction; write `{instead}`")]
     Dash {
-        /// What stands there.
+        /// The name as written.
         written: String,
-        /// What was meant.
+        /// The spelling to use instead.
         instead: String,
     },
-    /// It names something unknown.
+    /// The expression names an unknown variable.
     #[error("`{name}` is not known: there are `results.<node>.<key>` and `flow.<field>`{hint}")]
     UnknownVariable {
         /// The name.
         name: String,
-        /// What was meant, perhaps.
+        /// A hint at the likely spelling; may be empty.
         hint: &'static str,
     },
     /// `flow` has no such field.
@@ -59,7 +59,7 @@ pub enum ConditionError {
     /// A reference without a node or a key.
     #[error("`{written}` is not a value; write `results.<node>.<key>` or `results[\"<node>\"].<key>`")]
     Incomplete {
-        /// What stands there.
+        /// The incomplete reference as written.
         written: String,
     },
 }
@@ -67,16 +67,16 @@ pub enum ConditionError {
 /// Why a condition has no answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EvaluationError {
-    /// It cannot be evaluated, or takes too long.
+    /// The expression cannot be evaluated, or takes too long.
     #[error("`when` cannot be evaluated: {what}")]
     Failed {
-        /// What happened.
+        /// The evaluator's message.
         what: String,
     },
-    /// What it gives is no answer.
+    /// The expression gives a value that is not a boolean.
     #[error("`when` gives {what}, not true or false")]
     NotABool {
-        /// What it gives.
+        /// Kind of the value.
         what: &'static str,
     },
 }
@@ -107,7 +107,7 @@ impl Condition {
         &self.references
     }
 
-    /// Whether it is true. `lookup` gives the result of a reference, by its place among
+    /// Returns true if the condition holds. `lookup` returns the result of a reference by its index in
     /// [`Condition::references`]: a text, or nothing when the node ended without one.
     ///
     /// # Errors

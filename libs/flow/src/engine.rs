@@ -57,7 +57,7 @@ use crate::plan::Plan;
 pub struct StoredNode {
     /// Where it stands.
     pub node: FlowNode,
-    /// What it executes. Shared, since jobs are large and never change.
+    /// Job that the node executes. Shared, since jobs are large and never change.
     pub job: Arc<JobSpec>,
 }
 
@@ -132,7 +132,7 @@ impl Worklist {
 /// READY nodes without a place, by what they ask for.
 #[derive(Debug, Default)]
 struct UnplacedNodes {
-    /// Of each node, the number of what it asks for; alike nodes share one.
+    /// Kind number of each node's placement request; nodes with equal requests share one.
     kind: Vec<u32>,
     /// By kind, in the order they came. May hold nodes that are READY no more.
     nodes: Vec<VecDeque<NodeIndex>>,
@@ -178,7 +178,7 @@ pub struct Engine {
     jobs: Vec<Arc<JobSpec>>,
     by_job: HashMap<JobId, NodeIndex>,
     upstream: Vec<UpstreamCounts>,
-    /// Of each completed node, its result's size as JSON.
+    /// Size as JSON of each completed node's result.
     result_bytes: Vec<u32>,
     counts: EngineNodeCounts,
     /// Nodes whose failure fails the flow.
@@ -191,14 +191,14 @@ pub struct Engine {
     sweep: Option<usize>,
     /// Stops that an owner before this one may not have sent.
     stops_due: Vec<Stop>,
-    /// Of each node, its place among the changes of the step under way.
+    /// Index of each node among the changes of the current step.
     slots: Vec<Option<u32>>,
     waits: PrerequisiteState,
-    /// Nodes that are still to begin anew, since the flow is run again.
+    /// Nodes that are still to be reset, since the flow is run again.
     resets: VecDeque<NodeIndex>,
     /// Attempts whose supervisor is lost.
     lost: VecDeque<(NodeIndex, Attempt)>,
-    /// What was said of attempts of PENDING nodes, which the store does not know to be under way.
+    /// Reports on attempts of PENDING nodes that the store does not know to be in flight.
     kept: HashMap<NodeIndex, Vec<NodeReport>>,
     /// Where attempts are that are under way at no known runner.
     sources: HashMap<NodeIndex, ReportSource>,
@@ -245,7 +245,7 @@ impl Engine {
         Ok(Self::assemble(context, flow, plan, nodes, signals))
     }
 
-    /// A flow that nobody has stored yet, checked as `plan`: its jobs are those of `nodes`, numbered from 1 on. Before anything of
+    /// Makes a flow that is not stored yet, checked as `plan`: its jobs are those of `nodes`, numbered from 1 on. Before anything of
     /// it is told it has to get its own numbers by [`Engine::assign_ids`].
     #[must_use]
     pub fn unstored(flow: Flow, plan: Plan, nodes: Vec<StoredNode>) -> Self {
@@ -384,7 +384,7 @@ impl Engine {
         &self.nodes
     }
 
-    /// What a node executes.
+    /// Returns the job that a node executes.
     #[must_use]
     pub fn job(&self, node: NodeIndex) -> &Arc<JobSpec> {
         &self.jobs[node.index()]
@@ -403,7 +403,7 @@ impl Engine {
         JobKey { context: self.context, flow: self.flow.uid, job: job_id, attempt }
     }
 
-    /// Whether the flow has ended and nothing is left to do.
+    /// Returns true if the flow has ended and nothing is left to do.
     #[must_use]
     pub const fn is_over(&self) -> bool {
         self.flow.status.is_end()
@@ -424,19 +424,19 @@ impl Engine {
         self.nodes[node.index()].message_key = Some(message_key);
     }
 
-    /// Whether a failure counts that is of this generation: an old one was kept on purpose.
+    /// Returns true if a failure of this generation counts: an old one was kept on purpose.
     fn has_failed(&self) -> bool {
         let generation = self.flow.generation;
         self.failures > 0 && self.nodes.iter().any(|node| fails_flow(node) && node.generation == generation)
     }
 
-    /// Whether nothing but a time, a signal or another flow can make the flow go on.
+    /// Returns true if only time, a signal or another flow can make the flow go on.
     fn rests(&self) -> bool {
         let EngineNodeCounts { ready, in_flight, .. } = self.counts;
         self.is_started() && ready == 0 && in_flight == 0 && self.kept.is_empty()
     }
 
-    /// Whether the node's attempt under way was cancelled or has expired.
+    /// Returns true if the node's attempt in flight was cancelled or has expired.
     fn is_being_ended(&self, node: NodeIndex) -> bool {
         let node = &self.nodes[node.index()];
         node.cancel_requested_time.is_some() || node.expired_time.is_some()
@@ -461,7 +461,7 @@ impl Engine {
         }
     }
 
-    /// What has the current attempt stopped.
+    /// Returns the stop for the node's current attempt.
     fn stop_of(&self, node: NodeIndex) -> Stop {
         let cancelled = self.flow.cancel_requested_time.is_some();
         let grace_secs = if cancelled { self.flow.cancel_grace_secs } else { STOP_GRACE_SECS };
@@ -478,7 +478,7 @@ impl Engine {
         }
     }
 
-    /// Whether `node` must not begin anything any more.
+    /// Returns true if `node` must not begin anything any more.
     fn is_halted(&self, node: NodeIndex) -> bool {
         match self.cause {
             None => false,
@@ -489,7 +489,7 @@ impl Engine {
         }
     }
 
-    /// Whether `fail_fast` and a deadline leave this node alone: a job that cleans up has to run.
+    /// Returns true for a node that `fail_fast` and a deadline leave alone: a job that cleans up has to run.
     fn is_spared(&self, node: NodeIndex) -> bool {
         use model::RunIf;
         matches!(self.nodes[node.index()].run_if, RunIf::AnyFailed | RunIf::AllDone)
@@ -505,12 +505,12 @@ fn by_job(nodes: &[FlowNode]) -> HashMap<JobId, NodeIndex> {
     nodes.iter().enumerate().map(|(i, node)| (node.job_id, NodeIndex::new(i))).collect()
 }
 
-/// Whether a supervisor has an attempt in this state, or is about to get it.
+/// Returns true if a supervisor has an attempt in this state, or is about to get it.
 const fn is_in_flight(state: NodeState) -> bool {
     matches!(state, NodeState::Dispatched | NodeState::Running)
 }
 
-/// Whether a node's failure fails its flow. A deadline is the flow's, so that
+/// Returns true if a node's failure fails its flow. A deadline is the flow's, so that
 /// `allow_failure` does not excuse it.
 fn fails_flow(node: &FlowNode) -> bool {
     let deadline = node.reason.as_ref().is_some_and(|reason| reason.code == ReasonCode::Deadline);

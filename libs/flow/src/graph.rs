@@ -71,7 +71,7 @@ impl Graph {
         violations.into_result(graph)
     }
 
-    /// As [`Graph::build`], noting what is wrong among other things: nodes are pairs of a name and names of others, each absent
+    /// Builds a graph like [`Graph::build`], adding to `violations`: nodes are pairs of a name and names of others, each absent
     /// where it could not be read. `None` when the graph cannot be used, though it may also be there with violations.
     pub(crate) fn from_names<'a, D>(
         nodes: Vec<(Option<&'a Name>, D)>,
@@ -107,7 +107,7 @@ impl Graph {
         builder.finish(violations)
     }
 
-    /// As [`Graph::from_stored`], noting what is wrong among other things.
+    /// Builds a graph like [`Graph::from_stored`], adding to `violations`.
     pub(crate) fn from_ids(nodes: &[&FlowNode], violations: &mut Violations) -> Option<Self> {
         let names: Vec<Option<&Name>> = nodes.iter().map(|node| Some(&node.name)).collect();
         let mut builder =
@@ -144,7 +144,7 @@ impl Graph {
         self.order.len()
     }
 
-    /// Whether there is no node.
+    /// Returns true if there is no node.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.order.is_empty()
@@ -166,7 +166,7 @@ impl Graph {
         self.edges.neighbors_directed(node, Direction::Outgoing)
     }
 
-    /// Whether nothing waits for `node`, so that its result is part of the flow's.
+    /// Returns true if nothing waits for `node`, so that its result is part of the flow's.
     #[must_use]
     pub fn is_sink(&self, node: NodeIndex) -> bool {
         self.dependants(node).next().is_none()

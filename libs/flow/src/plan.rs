@@ -28,7 +28,7 @@ pub struct ResultRef {
 pub struct WhenClause {
     /// The expression.
     pub condition: Condition,
-    /// What it refers to, in the order of [`Condition::references`].
+    /// Results that the condition refers to, in the order of [`Condition::references`].
     pub references: Box<[ResultRef]>,
 }
 
@@ -37,11 +37,11 @@ pub struct WhenClause {
 pub struct Plan {
     graph: Graph,
     references: Vec<Box<[ResultRef]>>,
-    /// Of the nodes that have one. Nodes with the same text share it.
+    /// Conditions of the nodes that have one. Nodes with the same text share it.
     conditions: HashMap<NodeIndex, Arc<WhenClause>>,
 }
 
-/// What the checks look at, whichever form the node comes in. Name and condition are absent where they could not be read.
+/// Node as the checks see it, whichever form it comes in. Name and condition are absent where they could not be read.
 #[derive(Clone, Copy)]
 struct PlanNode<'a> {
     name: Option<&'a Name>,
@@ -118,7 +118,7 @@ pub fn check_request(parsed: Result<FlowSpec, FlowDraft>, at: &str) -> Result<(F
     all.into_result(parsed)
 }
 
-/// What is wrong with the graph of nodes of which not everything could be read.
+/// Returns the violations in the graph of nodes that could be read in part only.
 fn judge(env: &EnvVars, nodes: &[NodeDraft]) -> Violations {
     let mut violations = Violations::new();
     let named = nodes.iter().map(|node| (node.name.as_ref(), node.depends.iter().map(Option::as_ref)));
@@ -162,7 +162,7 @@ impl Plan {
         &self.graph
     }
 
-    /// What the environment of `node` refers to, each once.
+    /// Returns the results that the environment of `node` refers to, each once.
     #[must_use]
     pub fn references(&self, node: NodeIndex) -> &[ResultRef] {
         &self.references[node.index()]

@@ -1,4 +1,4 @@
-//! Which nodes of an ended flow are run again, and which keep what they gave.
+//! Selection of the nodes that a rerun of an ended flow runs again; the others keep their results.
 
 use std::collections::HashSet;
 
@@ -6,15 +6,15 @@ use model::{FlowNode, Generation, JobId, NodeState, ReasonCode, Rerun};
 
 use crate::graph::Graph;
 
-/// Which of `nodes`, in the order of the graph's indexes, are run again: what `rerun` names, and
-/// everything that comes after it. What is false keeps its state and its result.
+/// Selects the nodes, in the order of the graph's indexes, to run again: those that `rerun` names, and
+/// everything after them. Nodes with false keep their state and result.
 #[must_use]
 pub fn select(graph: &Graph, nodes: &[&FlowNode], rerun: &Rerun) -> Vec<bool> {
     let named = RerunSeeds::new(rerun);
     with_all_after(graph, nodes.iter().map(|node| named.has(node)).collect())
 }
 
-/// Which of `nodes` the run of `generation` begins anew: those that were reset for it, and those that
+/// Selects the nodes that the run of `generation` restarts: those that were reset for it, and those that
 /// still will be.
 #[must_use]
 pub fn restarted_nodes(
@@ -27,7 +27,7 @@ pub fn restarted_nodes(
     left.iter().zip(nodes).map(|(left, node)| *left || node.generation >= generation).collect()
 }
 
-/// Those of `nodes` that are still to be reset for `generation`, which began with `rerun`.
+/// Selects the nodes that are still to be reset for `generation`, which began with `rerun`.
 ///
 /// A node that was reset already stands for itself: what it was chosen for cannot be seen any more, but
 /// everything after it was chosen with it. So the answer follows from what is stored, wherever an owner
@@ -48,7 +48,7 @@ pub(crate) fn pending_resets(
     chosen
 }
 
-/// What a rerun begins with.
+/// Nodes that a rerun begins with.
 enum RerunSeeds {
     All,
     Failed,

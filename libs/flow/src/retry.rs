@@ -1,4 +1,4 @@
-//! Whether an attempt that did not succeed is followed by another, and when.
+//! Retry decisions: whether an unsuccessful attempt is followed by another, and when.
 //!
 //! A failure uses up the node's retries. A lost attempt is no failure of its script: losses have a budget and a back-off
 //! of their own, whether an instance vanished (a death), a machine or a drain ended the attempt. A job that is not
@@ -52,7 +52,7 @@ pub struct AttemptFailure {
 }
 
 impl AttemptFailure {
-    /// Whether it counts as a death.
+    /// Returns true if the failure counts as a death.
     const fn is_death(self) -> bool {
         self.died || matches!(self.reason, ReasonCode::InstanceLost)
     }
@@ -68,7 +68,7 @@ impl AttemptFailure {
     }
 }
 
-/// What follows an attempt that did not succeed.
+/// Decision after an unsuccessful attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RetryVerdict {
     /// Another attempt after this wait.
@@ -152,7 +152,7 @@ pub fn after_refusal(refusals: u32, jitter: f64) -> Duration {
     BackoffPolicy::default().delay(refusals, jitter)
 }
 
-/// What depends only on what the node is and was given: it would end so again.
+/// Returns true for reasons that depend only on the node and its inputs: another attempt would end the same way.
 const fn is_lasting(reason: ReasonCode) -> bool {
     matches!(
         reason,

@@ -16,15 +16,15 @@ const CLOSE: &str = "}}";
 /// A field of the flow that a value may refer to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FlowField {
-    /// Its number.
+    /// Number of the flow.
     Id,
-    /// Its name that is never used again.
+    /// Uid of the flow, which is never used again.
     Uid,
-    /// Its name.
+    /// Name of the flow.
     Name,
     /// The number of its context.
     ContextId,
-    /// Whose it is.
+    /// Actor that owns the flow.
     CallerId,
 }
 
@@ -32,7 +32,7 @@ impl FlowField {
     /// All of them.
     pub const ALL: [Self; 5] = [Self::Id, Self::Uid, Self::Name, Self::ContextId, Self::CallerId];
 
-    /// As it is written behind `flow.`.
+    /// Returns the field as it is written behind `flow.`.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -45,7 +45,7 @@ impl FlowField {
     }
 }
 
-/// What a value refers to.
+/// Reference in a value.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum TemplateReference {
     /// A key of a node's result.
@@ -89,13 +89,13 @@ pub enum TemplateError {
         /// Where it stands.
         at: usize,
     },
-    /// What stands between is no reference.
+    /// The text between the braces is not a reference.
     #[error(
         "`{text}` is not a reference; write `results.<node>.<key>` or `flow.<field>`, field being id, uid, \
          name, context_id or caller_id"
     )]
     NotAReference {
-        /// What stands there, shortened.
+        /// The text between the braces, shortened.
         text: String,
     },
 }
@@ -137,7 +137,7 @@ impl EnvTemplate {
         Ok(Self(segments))
     }
 
-    /// What it refers to, in its order.
+    /// Iterates over the references, in their order.
     pub fn references(&self) -> impl Iterator<Item = &TemplateReference> {
         self.0.iter().filter_map(|segment| match segment {
             TemplateSegment::Text(_) => None,
@@ -200,23 +200,23 @@ pub enum RenderError {
     /// A value is malformed.
     #[error("variable {variable} is malformed")]
     Malformed {
-        /// Whose value it is.
+        /// Name of the variable.
         variable: String,
-        /// What is wrong with it.
+        /// The error in its value.
         source: TemplateError,
     },
     /// A node that completed did not give the key.
     #[error("variable {variable} refers to {reference}, which was not given")]
     MissingResult {
-        /// Whose value it is.
+        /// Name of the variable.
         variable: String,
-        /// What it refers to.
+        /// The reference without a value.
         reference: TemplateReference,
     },
     /// A value is beyond its limit.
     #[error("variable {variable} has more than {ENV_VALUE_RENDERED_BYTES_MAX} bytes when rendered")]
     ValueTooLarge {
-        /// Whose value it is.
+        /// Name of the variable.
         variable: String,
     },
     /// The values together are beyond their limit.
@@ -225,7 +225,7 @@ pub enum RenderError {
 }
 
 impl RenderError {
-    /// As the reason of a node that fails for it.
+    /// Converts the error to the reason of the node that fails for it.
     #[must_use]
     pub fn reason(&self) -> Reason {
         match self {

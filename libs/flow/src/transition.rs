@@ -4,14 +4,14 @@ use std::fmt;
 
 use model::{FlowStatus, NodeState};
 
-/// What can happen to a node.
+/// Event that can happen to a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum NodeTransitionEvent {
-    /// Its dependencies are satisfied, its prerequisites met, its condition true.
+    /// The node's dependencies are satisfied, its prerequisites met, its condition true.
     Release,
-    /// Its condition is false, or its `run_if` says no.
+    /// The node's condition is false, or its `run_if` says no.
     Skip,
-    /// It cannot run: a condition or template failed, a prerequisite became
+    /// The node cannot run: a condition or template failed, a prerequisite became
     /// impossible, a deadline passed, before it was sent anywhere.
     Abort,
     /// The message that carries it is committed.
@@ -22,11 +22,11 @@ pub enum NodeTransitionEvent {
     Succeed,
     /// The try failed, timed out or was lost, and tries are left.
     Retry,
-    /// It came back unstarted: refused for a passing reason, or handed back.
+    /// The attempt came back unstarted: refused for a passing reason, or handed back.
     Return,
-    /// The last try failed, timed out or was lost, or it was refused for good.
+    /// The last try failed, timed out or was lost, or the attempt was refused permanently.
     Fail,
-    /// It was cancelled before it was sent anywhere.
+    /// The node was cancelled before it was sent anywhere.
     Cancel,
     /// The attempt of a cancelled node ended, or was given up.
     Stop,
@@ -77,10 +77,10 @@ impl fmt::Display for NodeTransitionEvent {
     }
 }
 
-/// What can happen to a flow.
+/// Event that can happen to a flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FlowTransitionEvent {
-    /// Its graph was checked and it begins.
+    /// The flow's graph was checked, and the flow begins.
     Start,
     /// No node can move, and no failure counts.
     Finish,
@@ -88,7 +88,7 @@ pub enum FlowTransitionEvent {
     Fail,
     /// No node can move, and it was cancelled.
     Cancel,
-    /// It is run again.
+    /// The flow is run again.
     RunAgain,
 }
 
@@ -118,20 +118,20 @@ impl fmt::Display for FlowTransitionEvent {
 /// Something happened that cannot happen in this state. Nothing was changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum IllegalTransition {
-    /// Of a node.
+    /// Illegal event of a node.
     #[error("`{event}` cannot happen to a node that is {state}")]
     Node {
         /// Where it stands.
         state: NodeState,
-        /// What was to happen.
+        /// The event.
         event: NodeTransitionEvent,
     },
-    /// Of a flow.
+    /// Illegal event of a flow.
     #[error("`{event}` cannot happen to a flow that is {status}")]
     Flow {
         /// Where it stands.
         status: FlowStatus,
-        /// What was to happen.
+        /// The event.
         event: FlowTransitionEvent,
     },
 }
@@ -177,7 +177,7 @@ pub const fn flow(status: FlowStatus, event: FlowTransitionEvent) -> Result<Flow
     })
 }
 
-/// Every legal change of a node, for whoever compares the table with `specs/`.
+/// Iterates over the legal changes of a node, for comparing the table with `specs/`.
 pub fn node_table() -> impl Iterator<Item = (NodeState, NodeTransitionEvent, NodeState)> {
     NodeState::ALL.into_iter().flat_map(|state| {
         NodeTransitionEvent::ALL
@@ -186,7 +186,7 @@ pub fn node_table() -> impl Iterator<Item = (NodeState, NodeTransitionEvent, Nod
     })
 }
 
-/// Every legal change of a flow, for whoever compares the table with `specs/`.
+/// Iterates over the legal changes of a flow, for comparing the table with `specs/`.
 pub fn flow_table() -> impl Iterator<Item = (FlowStatus, FlowTransitionEvent, FlowStatus)> {
     FlowStatus::ALL.into_iter().flat_map(|status| {
         FlowTransitionEvent::ALL

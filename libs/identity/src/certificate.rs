@@ -1,4 +1,4 @@
-//! What a certificate says.
+//! Contents of certificates.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -13,12 +13,12 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 
 use crate::spiffe::{SpiffeError, SpiffeId, TrustDomain};
 
-/// Whom a leaf certificate speaks for, and since when.
+/// Identity that a leaf certificate speaks for, and since when.
 ///
 /// Means nothing unless the chain was verified before.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LeafIdentity {
-    /// Its only URI name.
+    /// The certificate's only URI name.
     pub id: SpiffeId,
     /// When it was issued; an actor's certificate that is older than a revocation does not count.
     pub not_before: Timestamp,
@@ -49,11 +49,11 @@ impl LeafIdentity {
 /// A certificate as people want to see it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CertificateSummary {
-    /// Its distinguished name.
+    /// Distinguished name of the certificate.
     pub subject: String,
-    /// Its issuer's distinguished name.
+    /// Distinguished name of the issuer.
     pub issuer: String,
-    /// Whether it may sign others.
+    /// True when the certificate may sign others.
     pub is_ca: bool,
     /// The URI names, as they stand in it.
     pub uris: Vec<String>,
@@ -145,7 +145,7 @@ pub enum CertificateError {
     PemFile {
         /// The file.
         path: String,
-        /// What the reader said.
+        /// Message of the reader.
         message: String,
     },
     /// The bytes are no X.509 certificate.

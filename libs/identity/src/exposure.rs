@@ -1,4 +1,4 @@
-//! Whether others on this machine can read a secret file, or change a file that is relied upon.
+//! Checks whether others on this machine can read a secret file, or change a file that is relied upon.
 //!
 //! The way to a file counts as much as the file: with write access to a directory on it, another file can be put
 //! into its place. Symbolic links are followed one by one, as the kernel does, so that the directories in which the
@@ -12,7 +12,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Component, Path, PathBuf};
 
-/// As many symbolic links as the kernel follows on one way.
+/// Number of symbolic links that the kernel follows on one way.
 const LINKS_MAX: usize = 40;
 const READABLE_BY_ALL: u32 = 0o004;
 const WRITABLE_BY_ALL: u32 = 0o002;
@@ -32,7 +32,7 @@ pub enum FileExposure {
     Readable {
         /// The file.
         path: PathBuf,
-        /// Its permission bits.
+        /// Permission bits of the file.
         mode: u32,
     },
     /// A file can be changed by other users.
@@ -44,7 +44,7 @@ pub enum FileExposure {
     Writable {
         /// The file.
         path: PathBuf,
-        /// Its permission bits.
+        /// Permission bits of the file.
         mode: u32,
     },
     /// A directory on the way to a file can be changed by other users.
@@ -58,7 +58,7 @@ pub enum FileExposure {
         path: PathBuf,
         /// The directory.
         dir: PathBuf,
-        /// Its permission bits.
+        /// Permission bits of the directory.
         mode: u32,
     },
     /// An entry of a directory that everybody writes to (such as `/tmp`) belongs to another user.
@@ -72,7 +72,7 @@ pub enum FileExposure {
         path: PathBuf,
         /// The entry of the shared directory.
         entry: PathBuf,
-        /// Its owner.
+        /// Owner of the entry.
         owner: u32,
         /// The user of this process.
         own: u32,
@@ -182,7 +182,7 @@ fn others_may_write(about: &Metadata) -> bool {
     mode & WRITABLE_BY_ALL != 0 || mode & WRITABLE_BY_GROUP != 0 && !is_ours_alone(about.gid())
 }
 
-/// Whether this machine knows no other member of a group than root and the user of this process. Many systems give
+/// Returns true when this machine knows no other member of a group than root and the user of this process. Many systems give
 /// each user such a group, and a umask that lets it write; a volume of Kubernetes has one that no account is in.
 fn is_ours_alone(group: u32) -> bool {
     let accounts = fs::read_to_string(ACCOUNTS).unwrap_or_default();
@@ -190,7 +190,7 @@ fn is_ours_alone(group: u32) -> bool {
     has_no_other_member(&accounts, &groups, group, own_user())
 }
 
-/// The same, as the texts of `passwd(5)` and `group(5)` say.
+/// Returns the result of [`is_ours_alone`] for these texts of `passwd(5)` and `group(5)`.
 fn has_no_other_member(accounts: &str, groups: &str, group: u32, own: u32) -> bool {
     let group = group.to_string();
     let mut ours = HashSet::new();
@@ -302,7 +302,7 @@ mod tests {
         assert!(matches!(error, FileExposure::Foreign { owner: 4711, .. }), "{error}");
     }
 
-    /// As the kubelet makes it, with `defaultMode: 0440` and an `fsGroup` that no account is in.
+    /// Builds a volume as the kubelet does, with `defaultMode: 0440` and an `fsGroup` that no account is in.
     #[test]
     fn a_secret_volume_of_kubernetes_is_closed() {
         let volume = tempfile::tempdir().expect("a directory");

@@ -1,7 +1,7 @@
-//! That somebody has a key: shown by an actor that gives itself another one.
+//! Proof of possession of a key: shown by an actor that gives itself another one.
 //!
-//! What an actor says is known by its key, and a public key is public: whoever could give himself that of another would be
-//! taken for that one. So the new key signs for whom it is to be.
+//! An actor is known by its key, and a public key is public: an actor that could give itself another's key would be
+//! taken for that one. So the new key signs the id of the actor that it is to belong to.
 //!
 //! A proof has the form of a token ([`crate::token`]) of a type of its own, `key-proof+jwt`, with the claims of one: for
 //! which actor (`sub`), at which coordinator (`aud`), and for some minutes. It shows nobody who calls, and no token is a
@@ -19,7 +19,7 @@ pub fn sign(key: &SigningKey, trust_domain: &TrustDomain, actor: ActorId, now: T
     Token::sign_for(TokenPurpose::KeyProof, key, trust_domain, actor, now, TOKEN_LIFETIME_MAX)
 }
 
-/// Whether the holder of this key has shown at `now` that it is to be the actor's.
+/// Checks that the holder of this key has shown at `now` that it is to be the actor's.
 ///
 /// # Errors
 /// When it has not.
@@ -46,10 +46,10 @@ pub fn check(
 /// Why a proof shows nothing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum KeyProofError {
-    /// It has another form, is for another coordinator, or its time is over.
+    /// The proof has another form, is for another coordinator, or its time is over.
     #[error("the proof cannot be used: {0}")]
     Unusable(TokenError),
-    /// It was made for another actor.
+    /// The proof was made for another actor.
     #[error("the proof is for actor {0}")]
     Actor(ActorId),
     /// Another key has signed it, or none.

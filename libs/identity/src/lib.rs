@@ -1,4 +1,4 @@
-//! Who somebody is: SPIFFE ids, what a certificate says, keys to sign with, tokens of
+//! Identities: SPIFFE ids, contents of certificates, keys to sign with, tokens of
 //! actors, and the development PKI behind `mycora pki`.
 //!
 //! Nothing here opens a connection. `rpc` verifies chains and asks this crate

@@ -43,12 +43,12 @@ pub struct Pki {
     issuer: Issuer<'static, KeyPair>,
 }
 
-/// What a certificate says beside the identity.
+/// Contents of a certificate beside the identity.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IssueOptions {
     /// Host names and IP addresses at which it serves, beside its own name, `localhost` and the loopback addresses.
     pub names: Vec<String>,
-    /// Its first moment.
+    /// First moment at which the certificate holds.
     pub not_before: SystemTime,
     /// How long it lasts; it never outlives the authority.
     pub validity: Duration,
@@ -66,7 +66,7 @@ impl IssueOptions {
 pub struct IssuedCertificate {
     /// The certificate.
     pub certificate_pem: String,
-    /// Its private key (PKCS#8), which is wiped when it is dropped.
+    /// Private key of the certificate (PKCS#8), which is wiped when it is dropped.
     pub key_pem: Zeroizing<String>,
 }
 
@@ -77,7 +77,7 @@ pub struct IssuedFiles {
     pub ca: PathBuf,
     /// The certificate.
     pub certificate: PathBuf,
-    /// Its private key, readable by the owner only.
+    /// Private key of the certificate, readable by the owner only.
     pub key: PathBuf,
 }
 
@@ -224,7 +224,7 @@ impl Pki {
     }
 }
 
-/// What can go wrong with the development PKI.
+/// Errors of the development PKI.
 #[derive(Debug, thiserror::Error)]
 pub enum PkiError {
     /// An authority is never replaced.
@@ -244,7 +244,7 @@ pub enum PkiError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the operating system said.
+        /// Error of the operating system.
         source: io::Error,
     },
     /// A file could not be written.
@@ -252,7 +252,7 @@ pub enum PkiError {
     Write {
         /// The file.
         path: PathBuf,
-        /// What the operating system said.
+        /// Error of the operating system.
         source: io::Error,
     },
     /// The certificate is no authority of a trust domain.
@@ -278,7 +278,7 @@ pub enum PkiError {
     Key {
         /// The file.
         path: PathBuf,
-        /// What the reader said.
+        /// Message of the reader.
         message: String,
     },
     /// A certificate cannot be understood.

@@ -19,7 +19,7 @@ use zeroize::Zeroizing;
 use crate::exposure::{self, FileExposure};
 use crate::file;
 
-/// What PKCS#8 version 1 has before the seed. Version 2, with the public key behind it, is refused by OpenSSL before
+/// Bytes that PKCS#8 version 1 has before the seed. Version 2, with the public key behind it, is refused by OpenSSL before
 /// 3.0 and by some other libraries.
 const PKCS8_V1_PREFIX: [u8; 16] =
     [0x30, 0x2e, 0x02, 0x01, 0x00, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x04, 0x22, 0x04, 0x20];
@@ -122,20 +122,20 @@ impl fmt::Debug for SigningKey {
 pub struct VerifyingKey(ed25519_dalek::VerifyingKey);
 
 impl VerifyingKey {
-    /// Whether the holder of the secret half has signed these bytes. Strict: one signature has one spelling.
+    /// Returns true when the holder of the secret half has signed these bytes. Strict: one signature has one spelling.
     #[must_use]
     pub fn verifies(&self, bytes: &[u8], signature: &[u8]) -> bool {
         Signature::from_slice(signature)
             .is_ok_and(|signature| self.0.verify_strict(bytes, &signature).is_ok())
     }
 
-    /// Its bytes.
+    /// Returns the bytes of the key.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8; 32] {
         self.0.as_bytes()
     }
 
-    /// What names it in the `kid` of a token: the thumbprint of RFC 7638, as RFC 8037 writes such keys.
+    /// Returns the key's name in the `kid` of a token: the thumbprint of RFC 7638, as RFC 8037 writes such keys.
     #[must_use]
     pub fn thumbprint(&self) -> String {
         let x = URL_SAFE_NO_PAD.encode(self.as_bytes());
@@ -152,7 +152,7 @@ pub struct BadSigningKey(String);
 /// The text is no public key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum BadVerifyingKey {
-    /// It has another form.
+    /// The text has another form.
     #[error("an Ed25519 public key is written as 64 lower-case hex digits")]
     Form,
     /// These bytes are no point of the curve, or one that many signatures fit.
@@ -189,7 +189,7 @@ impl fmt::Debug for VerifyingKey {
     }
 }
 
-/// What can go wrong with a key file.
+/// Errors of a key file.
 #[derive(Debug, thiserror::Error)]
 pub enum SigningKeyError {
     /// Others can read or change the file.
@@ -200,7 +200,7 @@ pub enum SigningKeyError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the reader said.
+        /// Message of the reader.
         message: String,
     },
     /// A key is never replaced.
@@ -214,7 +214,7 @@ pub enum SigningKeyError {
     Write {
         /// The file.
         path: PathBuf,
-        /// What the operating system said.
+        /// Error of the operating system.
         source: io::Error,
     },
 }

@@ -64,7 +64,7 @@ macro_rules! service_names {
             /// All of them.
             pub const ALL: &'static [Self] = &[$(Self::$name),+];
 
-            /// As it stands in an id, a host name and a file name.
+            /// Returns the name that stands in an id, a host name and a file name.
             #[must_use]
             pub const fn as_str(self) -> &'static str {
                 match self { $(Self::$name => $text),+ }
@@ -108,7 +108,7 @@ impl fmt::Display for ServiceName {
     }
 }
 
-/// Who somebody is within a trust domain.
+/// Identity within a trust domain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Identity {
     /// A service of the suite, acting for itself.
@@ -160,9 +160,9 @@ impl FromStr for Identity {
 /// An identity together with the trust domain that vouches for it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SpiffeId {
-    /// Who vouches.
+    /// Trust domain that vouches.
     pub trust_domain: TrustDomain,
-    /// For whom.
+    /// Identity that is vouched for.
     pub identity: Identity,
 }
 
@@ -192,7 +192,7 @@ impl FromStr for SpiffeId {
 /// Why a text is no identity.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SpiffeError {
-    /// It does not begin as a SPIFFE id does.
+    /// The text does not begin as a SPIFFE id does.
     #[error("`{0}` is no SPIFFE id: it has to begin with spiffe://")]
     Scheme(String),
     /// The trust domain is empty, too long or has other characters.

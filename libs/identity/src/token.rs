@@ -31,14 +31,14 @@ const THUMBPRINT_BYTES: usize = 32;
 pub struct ActorVerifyingKey {
     /// The key.
     pub key: VerifyingKey,
-    /// What was signed before is refused.
+    /// Beginning of the key's validity: tokens that were signed before are refused.
     pub not_before: Timestamp,
-    /// What is shown from then on is refused; absent while no end is set.
+    /// End of the key's validity: tokens that are shown from then on are refused; absent while no end is set.
     pub revoked_at: Option<Timestamp>,
 }
 
 impl ActorVerifyingKey {
-    /// Whether something that was signed at `signed_at` counts at `now`. The signer's clock may be behind.
+    /// Returns true when something that was signed at `signed_at` counts at `now`. The signer's clock may be behind.
     #[must_use]
     pub fn is_in_force(&self, signed_at: Timestamp, now: Timestamp) -> bool {
         signed_at + TOKEN_SKEW >= self.not_before && self.revoked_at.is_none_or(|end| now < end)
@@ -63,12 +63,12 @@ pub struct Token {
     key_id: Option<String>,
     issued_at: Timestamp,
     expires_at: Timestamp,
-    /// What is signed: the first two parts and the dot between them.
+    /// Signed part of the token: the first two parts and the dot between them.
     signed: String,
     signature: Vec<u8>,
 }
 
-/// What a token is for. One that is for something else is refused: nothing that was signed has two meanings.
+/// Purpose of a token. One for another purpose is refused: nothing that was signed has two meanings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TokenPurpose {
     /// To show who calls.
@@ -195,9 +195,9 @@ impl Token {
         Ok(Self { actor, id, key_id, issued_at, expires_at, signed, signature })
     }
 
-    /// Whether one of the actor's keys has signed it, and which.
+    /// Finds the actor's key that has signed the token.
     ///
-    /// Anybody can make up a token, and each signature that is tried costs: the key that the token names is tried and no
+    /// Tokens are easily made up, and each signature that is tried costs: the key that the token names is tried and no
     /// other, or else those that count now, the newest first, of which there are [`ACTOR_KEYS_MAX`] at most.
     #[must_use]
     pub fn verify<'k>(&self, keys: &'k [ActorVerifyingKey], now: Timestamp) -> TokenVerdict<'k> {
@@ -230,7 +230,7 @@ impl Token {
         self.actor
     }
 
-    /// What tells it from every other token of this actor.
+    /// Returns the id that tells the token from every other token of this actor.
     #[must_use]
     pub fn id(&self) -> &str {
         &self.id
@@ -253,18 +253,18 @@ fn is_thumbprint(text: &str) -> bool {
     URL_SAFE_NO_PAD.decode(text).is_ok_and(|bytes| bytes.len() == THUMBPRINT_BYTES)
 }
 
-/// What an actor's keys say to a token.
+/// Verdict of an actor's keys on a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TokenVerdict<'k> {
-    /// This one has signed it, and counts.
+    /// The named key has signed the token, and counts.
     Good(&'k ActorVerifyingKey),
-    /// The one that it names has signed it and does not count, or did not yet.
+    /// The key that the token names has signed it and does not count, or did not yet.
     Revoked,
     /// None that was tried has signed it.
     Refused,
 }
 
-/// What a token for the servers of this trust domain has as `aud`.
+/// Returns the `aud` of a token for the servers of this trust domain.
 #[must_use]
 pub fn audience(trust_domain: &TrustDomain) -> String {
     format!("spiffe://{trust_domain}")
@@ -309,34 +309,34 @@ pub enum TokenError {
     Part {
         /// `header` or `claims`.
         name: &'static str,
-        /// What the reader said.
+        /// Message of the reader.
         message: String,
     },
     /// Not Ed25519.
     #[error("its `alg` has to be Ed25519 (or EdDSA, its older name)")]
     Algorithm,
-    /// It is for something else.
+    /// The token is for another purpose.
     #[error("its `typ` has to be {ours}")]
     Type {
-        /// What it would have to be.
+        /// Value that `typ` would have to have.
         ours: &'static str,
     },
-    /// It was made for others.
+    /// The token was made for other servers.
     #[error("its `aud` has to be {ours}")]
     Audience {
-        /// What it would have to be.
+        /// Value that `aud` would have to have.
         ours: String,
     },
-    /// It speaks for nobody who may have a token.
+    /// The subject is none that may have a token.
     #[error("its `sub` has to be spiffe://<trust domain of this server>/actor/<id>")]
     Subject,
     /// No span of time, or a longer one than allowed.
     #[error("its `exp` has to be after `iat`, by at most {} s", TOKEN_LIFETIME_MAX.as_secs())]
     Lifetime,
-    /// It begins later.
+    /// The token's time begins later.
     #[error("its `iat` is in the future: is the clock right?")]
     NotYet,
-    /// It is over.
+    /// The token's time is over.
     #[error("it has expired: make a new one (`mycora token`)")]
     Expired,
     /// Nothing to tell it from others.

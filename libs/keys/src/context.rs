@@ -9,7 +9,7 @@ use model::{
 use crate::Layout;
 use crate::suffix::{exact, pair};
 
-/// What a key of a context is about.
+/// Subject of a context's key.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum ContextKey {
     /// Hash: the context itself.
@@ -60,7 +60,7 @@ pub enum ContextKey {
     Inbox(ActorId),
     /// Hash: actor → how many bytes wait in its inbox.
     InboxBytes,
-    /// What was received already, by the hash of its origin.
+    /// Mark of a direct message that was received already, by the hash of its origin.
     Seen(BlobHash),
     /// Hash: size and number of chunks of a blob.
     Blob(BlobHash),
@@ -235,7 +235,7 @@ impl ContextKeys {
         Self { layout, context, prefix: layout.prefix(context) }
     }
 
-    /// Whose keys these are.
+    /// Returns the context that the keys belong to.
     #[must_use]
     pub const fn context_id(&self) -> ContextId {
         self.context
@@ -253,7 +253,7 @@ impl ContextKeys {
         self.layout.tag(self.context)
     }
 
-    /// What every one of them begins with: the tag, or nothing. For scripts that derive keys.
+    /// Returns the beginning of every key: the tag, or nothing. For scripts that derive keys.
     #[must_use]
     pub fn prefix(&self) -> &str {
         &self.prefix
@@ -271,7 +271,7 @@ impl ContextKeys {
         format!("{}{key}", self.prefix)
     }
 
-    /// What the key `text` is about; nothing when it is no key of this context.
+    /// Parses the key `text`; nothing when it is no key of this context.
     #[must_use]
     pub fn parse(&self, text: &str) -> Option<ContextKey> {
         ContextKey::parse(text.strip_prefix(self.prefix.as_str())?)
@@ -330,7 +330,7 @@ impl ContextKeys {
         inbox(actor: ActorId) = ContextKey::Inbox(actor);
         /// Hash: actor → how many bytes wait in its inbox.
         inbox_bytes() = ContextKey::InboxBytes;
-        /// What was received already, by the hash of its origin.
+        /// Mark of a direct message that was received already, by the hash of its origin.
         seen(origin: BlobHash) = ContextKey::Seen(origin);
         /// Hash: size and number of chunks of a blob.
         blob(hash: BlobHash) = ContextKey::Blob(hash);
@@ -361,7 +361,7 @@ impl ContextKeys {
     }
 }
 
-/// What a key that belongs to no context is about.
+/// Subject of a key that belongs to no context.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum GlobalKey {
     /// Hash: an actor.
@@ -477,7 +477,7 @@ impl GlobalKeys {
         self.layout.tag(ContextId(0))
     }
 
-    /// What every one of them begins with: the tag, or nothing. For scripts that derive keys.
+    /// Returns the beginning of every key: the tag, or nothing. For scripts that derive keys.
     #[must_use]
     pub fn prefix(&self) -> &str {
         &self.prefix
@@ -489,7 +489,7 @@ impl GlobalKeys {
         format!("{}{key}", self.prefix)
     }
 
-    /// What the key `text` is about; nothing when it is no global key.
+    /// Parses the key `text`; nothing when it is no global key.
     #[must_use]
     pub fn parse(&self, text: &str) -> Option<GlobalKey> {
         GlobalKey::parse(text.strip_prefix(self.prefix.as_str())?)

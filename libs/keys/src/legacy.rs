@@ -20,7 +20,7 @@ const ACTOR_QUEUE: &str = "hero:job:actor_queue:";
 const WORK_QUEUE: &str = "hero:work_queue:";
 const QUEUE: &str = "queue:";
 
-/// What the old world calls an actor, a suffix or a job: 1 to 128 characters of `[A-Za-z0-9_.@-]`, and no job
+/// Name of an actor, a suffix or a job in the old world: 1 to 128 characters of `[A-Za-z0-9_.@-]`, and no job
 /// key of ours.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LegacyName(String);
@@ -70,13 +70,13 @@ pub enum LegacyQueue {
 }
 
 impl LegacyQueue {
-    /// Whether its entries are whole names of hashes, `job:<n>:<m>`.
+    /// Returns true for a queue whose entries are whole names of hashes, `job:<n>:<m>`.
     #[must_use]
     pub const fn is_numbered(&self) -> bool {
         matches!(self, Self::Queue(_))
     }
 
-    /// As what its workers stand in a job and its events.
+    /// Returns the name under which the queue's workers stand in a job and its events.
     #[must_use]
     pub fn worker(&self) -> String {
         format!("{OLD_WORKER_PREFIX}{self}")
@@ -183,7 +183,7 @@ impl LegacyJob {
         }
     }
 
-    /// As its reply lists name it.
+    /// Returns the id as the job's reply lists name it.
     #[must_use]
     pub fn id(&self) -> String {
         match self {

@@ -51,7 +51,7 @@ impl Layout {
         }
     }
 
-    /// What a context's keys have in common that keeps them on one node of a cluster: what stands between the braces.
+    /// Returns the tag that keeps a context's keys on one node of a cluster: what stands between the braces.
     /// Empty in a layout without tags.
     #[must_use]
     pub fn tag(self, context: ContextId) -> String {
@@ -76,7 +76,7 @@ impl Layout {
         "{*}:hint"
     }
 
-    /// Whose changes a hint on `channel` tells of.
+    /// Returns the context whose changes a hint on `channel` tells of.
     #[must_use]
     pub fn parse_hint_channel(self, channel: &str) -> Option<ContextId> {
         suffix::number(channel.strip_prefix('{')?.strip_suffix("}:hint")?).map(ContextId)
@@ -123,9 +123,9 @@ impl std::error::Error for UnknownLayout {}
 /// another one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FlowRef {
-    /// Its number.
+    /// Number of the flow.
     pub id: FlowId,
-    /// Its uid.
+    /// Uid of the flow.
     pub uid: FlowUid,
 }
 

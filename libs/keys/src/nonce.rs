@@ -1,4 +1,4 @@
-//! Whose a signature of an actor over a job is, in a supervisor's Redis.
+//! Record of the job that an actor's signature belongs to, in a supervisor's Redis.
 
 use std::fmt;
 

@@ -99,11 +99,11 @@ pub fn queue_stats(queue: &WorkQueue) -> String {
 /// One worker: script type, group and number. Written `<type>:<group>:<n>`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct InstanceRef {
-    /// What it executes.
+    /// Type of the scripts that the worker executes.
     pub script_type: ScriptType,
-    /// Its group.
+    /// Group of the worker.
     pub group: Name,
-    /// Its number within the group.
+    /// Number of the worker within the group.
     pub number: u32,
 }
 
@@ -194,7 +194,7 @@ impl WorkQueue {
         }
     }
 
-    /// The same queue for jobs that demand this isolation: only instances that give it take from it.
+    /// Returns the queue for jobs that demand this isolation: only instances that give it take from it.
     #[must_use]
     pub const fn with_isolation(mut self, isolation: Isolation) -> Self {
         self.isolation = isolation;
@@ -209,20 +209,20 @@ impl WorkQueue {
         self
     }
 
-    /// Whether workers of others can take jobs from this queue: they know its type, group and number.
+    /// Returns true for a queue that workers of others can take jobs from: they know its type, group and number.
     #[must_use]
     pub const fn is_open(&self) -> bool {
         matches!(self.isolation, Isolation::Basic) && !self.closed
     }
 
-    /// The same queue at another priority; anything beyond the last is the last.
+    /// Returns the queue at another priority; anything beyond the last is the last.
     #[must_use]
     pub fn with_priority(mut self, priority: u8) -> Self {
         self.priority = priority.min(PRIORITY_MAX);
         self
     }
 
-    /// What its jobs are.
+    /// Returns the script type of the queue's jobs.
     #[must_use]
     pub const fn script_type(&self) -> ScriptType {
         self.script_type
@@ -240,13 +240,13 @@ impl WorkQueue {
         self.instance
     }
 
-    /// What its jobs demand.
+    /// Returns the isolation that the queue's jobs demand.
     #[must_use]
     pub const fn isolation(&self) -> Isolation {
         self.isolation
     }
 
-    /// Whether its jobs are sent to this instance, if that gives what they demand.
+    /// Returns true when the queue's jobs are sent to this instance, if that gives what they demand.
     #[must_use]
     pub fn is_for(&self, instance: &InstanceRef) -> bool {
         self.script_type == instance.script_type
@@ -254,7 +254,7 @@ impl WorkQueue {
             && self.instance.is_none_or(|number| number == instance.number)
     }
 
-    /// Its priority, 0 first.
+    /// Returns the queue's priority, 0 first.
     #[must_use]
     pub const fn priority(&self) -> u8 {
         self.priority
@@ -345,7 +345,7 @@ impl fmt::Display for NotAQueue {
 
 impl std::error::Error for NotAQueue {}
 
-/// Whom a list of commands is for: `hero:q:ctl:type:<type>[:group:<g>:inst:<n>]`.
+/// Target of a list of commands: `hero:q:ctl:type:<type>[:group:<g>:inst:<n>]`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum ControlScope {
     /// All instances of a type; fanned out to them.

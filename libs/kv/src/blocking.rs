@@ -35,7 +35,7 @@ struct BlockingSession {
     leaving: ServerChangeWatcher,
 }
 
-/// What tells that the server is not the one to wait on any more.
+/// Watcher that tells when the server is not the one to wait on any more.
 enum ServerChangeWatcher {
     Server(watch::Receiver<Option<RedisAddress>>),
     Slot(Arc<Cluster>, u16, watch::Receiver<u64>),
@@ -44,7 +44,7 @@ enum ServerChangeWatcher {
 impl std::fmt::Debug for BlockingConnection {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let id = self.open.as_ref().map(|open| open.client_id);
-        write!(f, "Blocking({:?}, client {id:?})", self.route)
+        write!(f, "BlockingConnection({:?}, client {id:?})", self.route)
     }
 }
 
@@ -85,10 +85,10 @@ impl BlockingConnection {
         Ok(answer)
     }
 
-    /// Sends a command that makes the server wait, as [`Blocking::run`] does, with others that the server runs as soon as it has waited.
+    /// Sends a command that makes the server wait, as [`BlockingConnection::run`] does, with others that the server runs as soon as it has waited.
     ///
     /// # Errors
-    /// Any [`Error`] of any of the commands, as [`Blocking::run`].
+    /// Any [`Error`] of any of the commands, as [`BlockingConnection::run`].
     pub async fn run_all<const N: usize>(
         &mut self,
         cmds: [Cmd; N],
@@ -195,7 +195,7 @@ fn read<const N: usize>(shown: &str, answers: Vec<redis::Value>) -> Result<[Valu
 }
 
 impl ServerChangeWatcher {
-    /// What has changed up to now is known.
+    /// Treats the changes up to now as known.
     fn begun(mut self) -> Self {
         match &mut self {
             Self::Server(moves) => moves.mark_unchanged(),

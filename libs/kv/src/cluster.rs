@@ -29,12 +29,12 @@ pub(crate) struct Cluster {
     links: Mutex<HashMap<RedisAddress, Arc<KvLink>>>,
     /// Held while the map is read, so that many callers read it once.
     reading: tokio::sync::Mutex<()>,
-    /// Somebody waited in vain for a node: the map is read before it is used again.
+    /// True after a wait for a node was in vain: the map is read before it is used again.
     is_stale: AtomicBool,
     changes: watch::Sender<u64>,
 }
 
-/// Who serves what.
+/// Nodes of the cluster and the slots that they serve.
 #[derive(Default)]
 pub(crate) struct ClusterSlotMap {
     /// How often it was read. Not at all at first.
@@ -46,9 +46,9 @@ pub(crate) struct ClusterSlotMap {
     nodes: Vec<RedisAddress>,
 }
 
-/// What one node says.
+/// Report of one node about the cluster.
 struct ClusterTopologyReport {
-    /// Whether it finds that the cluster works.
+    /// True when the node finds that the cluster works.
     is_ok: bool,
     /// The greatest it knows: it is raised by each change of who serves what after a death.
     epoch: u64,
@@ -58,12 +58,12 @@ struct ClusterTopologyReport {
 }
 
 impl ClusterSlotMap {
-    /// Who serves a slot.
+    /// Returns the primary that serves a slot.
     pub(crate) fn owner(&self, slot: u16) -> Option<&(RedisAddress, Arc<KvLink>)> {
         self.primaries.get(usize::from(*self.owners.get(usize::from(slot))?))
     }
 
-    /// Everybody who serves something.
+    /// Returns every primary that serves a slot.
     pub(crate) fn primaries(&self) -> &[(RedisAddress, Arc<KvLink>)] {
         &self.primaries
     }
@@ -113,7 +113,7 @@ impl Cluster {
         }
     }
 
-    /// Who serves a slot.
+    /// Returns the connection to the primary that serves a slot.
     pub(crate) async fn link(self: &Arc<Self>, slot: u16) -> Result<Arc<KvLink>> {
         let map = self.map().await?;
         let owner = map.owner(slot).map(|(_, link)| Arc::clone(link));
@@ -163,8 +163,8 @@ impl Cluster {
         Ok(map)
     }
 
-    /// What is known latest among what most nodes say, or all who answer: one that was away may not have heard of a
-    /// successor yet.
+    /// Returns the latest report among those of most nodes, or of all that answer: one that was away may not have heard
+    /// of a successor yet.
     async fn ask_all(&self, known: &ClusterSlotMap) -> Result<ClusterTopologyReport> {
         let mut all: Vec<&RedisAddress> = known.nodes.iter().collect();
         all.extend(self.seeds.iter().filter(|seed| !known.nodes.contains(seed)));

@@ -71,7 +71,7 @@ impl From<usize> for Arg<'_> {
     }
 }
 
-/// Arguments with their names, for [`Call::named`](crate::Call::named): `named![owner: "me", epoch: 3]`.
+/// Arguments with their names, for [`ScriptCall::named`](crate::ScriptCall::named): `named![owner: "me", epoch: 3]`.
 #[macro_export]
 macro_rules! named {
     ($($name:ident: $value:expr),+ $(,)?) => {
@@ -138,7 +138,7 @@ impl Pipeline {
         self.steps.len()
     }
 
-    /// Whether there is nothing to send.
+    /// Returns true when there is nothing to send.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.steps.is_empty()

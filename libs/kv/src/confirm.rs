@@ -51,7 +51,7 @@ pub enum PersistenceTarget {
     Disks,
 }
 
-/// What a change waits for after it was answered.
+/// Confirmation that a change waits for after it was answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WriteConcern {
     /// Where it has to be.
@@ -60,14 +60,14 @@ pub struct WriteConcern {
     pub patience: Duration,
 }
 
-/// What a change waits for at a server that is set up so: nothing, something, or why it should not be made there.
+/// Choice of what a change waits for at a server with this setup: none, one, or why it should not be made there.
 pub(crate) type WriteConcernPolicy<'a> =
     &'a (dyn Fn(&RedisSetup) -> std::result::Result<Option<WriteConcern>, String> + Send + Sync);
 
 /// Why an answered change is not confirmed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ConfirmationError {
-    /// It was not kept in time.
+    /// The change was not kept in time.
     Late(Duration),
     /// Something happened to the connection or the server.
     Broken(String),
@@ -88,7 +88,7 @@ pub(crate) struct UnconfirmedWrite {
 pub(crate) struct ConfirmationRounds {
     server: Arc<KvServer>,
     state: Mutex<ConfirmationQueue>,
-    /// Somebody waits for the next round.
+    /// Wakes the rounds when a change waits for the next one.
     more: Notify,
 }
 
@@ -106,10 +106,10 @@ struct ConfirmationWaiter {
     result_sender: oneshot::Sender<std::result::Result<(), ConfirmationError>>,
 }
 
-/// What a round has found out.
+/// Findings of a round.
 #[derive(Debug)]
 struct ConfirmationOutcome {
-    /// Whether there was something to wait for.
+    /// Result of the write that makes something to wait for.
     marked: Result<()>,
     is_kept: Result<bool>,
     history: Result<ReplicationHistory>,
@@ -243,7 +243,7 @@ impl UnconfirmedWrite {
         (self.confirm, self.is_marked())
     }
 
-    /// Whether there has to be a write to wait for.
+    /// Returns true when a write has to be made for the round to wait for.
     fn is_marked(&self) -> bool {
         self.process.setup.version >= MARKED_SINCE
     }
@@ -310,12 +310,12 @@ impl ConfirmationOutcome {
         Ok(Self { marked: marked.map(drop), is_kept, history })
     }
 
-    /// Whether there was nothing to wait for since the mark's slot is not served here, which says nothing about others.
+    /// Returns true when nothing was marked since the mark's slot is not served here, which says nothing about others.
     fn is_of_slot(&self) -> bool {
         self.marked.as_ref().is_err_and(|error| matches!(error.code(), Some("MOVED" | "ASK")))
     }
 
-    /// What follows for a change that was answered before the round began.
+    /// Returns the outcome for a change that was answered before the round began.
     fn outcome(&self, change: &UnconfirmedWrite) -> std::result::Result<(), ConfirmationError> {
         let broken = |error: &Error| ConfirmationError::Broken(error.to_string());
         if self.history.as_ref().map_err(broken)? != &change.process.history {

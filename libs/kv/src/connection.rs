@@ -46,7 +46,7 @@ impl Kv {
         Self::with_options(endpoint, KvOptions::default())
     }
 
-    /// The same with another patience.
+    /// Connects with another patience.
     #[must_use]
     pub fn with_options(endpoint: KvEndpoint, options: KvOptions) -> Self {
         let servers = match endpoint.location() {
@@ -92,14 +92,14 @@ impl Kv {
         self.blocking_at(database, "")
     }
 
-    /// The same for keys under `tag`, as in [`Kv::at`].
+    /// Opens a blocking connection for keys under `tag`, as in [`Kv::at`].
     #[must_use]
     pub fn blocking_at(&self, database: u32, tag: &str) -> BlockingConnection {
         BlockingConnection::new(self.route(database, tag))
     }
 
     /// A subscription with a connection of its own, or several. It begins, and goes on after every loss, with
-    /// [`crate::Notice::Subscribed`].
+    /// [`crate::KvSubscriptionEvent::Subscribed`].
     #[must_use]
     pub fn subscribe(&self, topics: Vec<Topic>) -> KvSubscription {
         match &self.0.servers {
@@ -146,7 +146,7 @@ pub struct KvConnection(pub(crate) KvRoute);
 
 impl fmt::Debug for KvConnection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Connection({:?})", self.0)
+        write!(f, "KvConnection({:?})", self.0)
     }
 }
 

@@ -1,4 +1,4 @@
-//! What an answered change survives.
+//! Durability of an answered change: the failures that it survives.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,24 +10,24 @@ use crate::{
 
 /// How long a replica, or the disk, may take before the outcome of a change counts as unknown.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// The same for the disk of a replica, which tells what it has on disk once a second.
+/// How long the disk of a replica may take, which tells what it has on disk once a second.
 const REPLICA_DISK_PATIENCE: Duration = Duration::from_secs(5);
 /// The first version that knows `WAITAOF`.
 const WAITAOF_SINCE: (u32, u32) = (7, 2);
 
-/// What an answered change survives where Redis does not say how it is set up.
+/// Guarantee to report where Redis does not say how it is set up.
 const UNTOLD: &str =
     "an answered change survives what Redis is set up for, which it does not tell: allow CONFIG GET";
 
-/// What an answered change survives.
+/// Failures that an answered change survives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Durability {
-    /// What Redis is set up for. With an append-only file and `appendfsync no` or `always` it survives the end of any process.
+    /// Survives what Redis is set up for. With an append-only file and `appendfsync no` or `always`: the end of any process.
     /// With `everysec` Redis holds writes back while its disk is slow: the end of Redis alone costs up to two seconds then.
     /// The loss of the machine costs the last second or two.
     #[default]
     Fast,
-    /// It is on the disk of the server.
+    /// The change is on the disk of the server.
     Synced,
     /// A replica has it as well: in memory before Redis 7.2, on both disks from then on.
     Replicated,
@@ -66,7 +66,7 @@ impl FromStr for Durability {
 #[error("`{0}` is no durability; there are fast, synced and replicated")]
 pub struct UnknownDurability(pub String);
 
-/// What makes a change count: what a durability comes to at the server that makes it.
+/// Durability that makes a change count, applied to the server that makes the change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Confirmation {
     asked: Durability,
@@ -78,7 +78,7 @@ pub enum SetupError {
     /// Redis is not set up for it.
     #[error("{0}")]
     NotGiven(String),
-    /// It could not be asked.
+    /// Redis could not be asked.
     #[error("Redis did not say what it is set up for")]
     Unknown(#[source] Error),
 }
@@ -90,7 +90,7 @@ impl From<Error> for SetupError {
 }
 
 impl Durability {
-    /// Whether a server that is set up so gives it.
+    /// Checks that a server with this setup gives the durability.
     ///
     /// # Errors
     /// Names what the server cannot give, and the way out.
@@ -98,7 +98,7 @@ impl Durability {
         self.on(setup).map(drop)
     }
 
-    /// What a server that is set up so gives less than it says; nothing of most. With the way out.
+    /// Returns how far a server with this setup falls short of the durability's promise; nothing for most. With the way out.
     #[must_use]
     pub fn shortfall(self, setup: &RedisSetup) -> Option<String> {
         if self == Self::Fast {
@@ -122,7 +122,7 @@ impl Durability {
         ))
     }
 
-    /// What an answered change survives at a server that is set up so, and what it does not: for operators.
+    /// Describes what an answered change survives at a server with this setup, and what it does not: for operators.
     fn guarantee(self, setup: &RedisSetup) -> String {
         let doubt = self.shortfall(setup);
         let survives = match (self, setup.append_only.as_deref(), setup.append_fsync.as_deref()) {
@@ -148,7 +148,7 @@ impl Durability {
         format!("{self}: {survives}{doubt}")
     }
 
-    /// What a change waits for at a server that is set up so.
+    /// Returns the confirmation that a change waits for at a server with this setup.
     ///
     /// # Errors
     /// Names what the server cannot give, and the way out.
@@ -200,7 +200,7 @@ impl Durability {
     }
 }
 
-/// What the end of Redis alone may cost.
+/// Describes what the end of Redis alone may cost.
 fn doubt_of_fast(setup: &RedisSetup) -> Option<String> {
     match (setup.append_only.as_deref()?, setup.append_fsync.as_deref()) {
         ("no", _) => Some(
@@ -222,8 +222,8 @@ fn told<'a>(product: &str, setting: Option<&'a str>, name: &str) -> std::result:
 }
 
 impl Confirmation {
-    /// What `asked` comes to with this Redis, of which every server that takes writes has to give it; and how those are set up, as
-    /// far as they tell.
+    /// Resolves `asked` for this Redis, of which every server that takes writes has to give it; returns how those are set up
+    /// as well, as far as they tell.
     ///
     /// # Errors
     /// Names what it cannot give.
@@ -280,12 +280,12 @@ pub struct PrimarySetup {
 }
 
 impl PrimarySetup {
-    /// What it gives less than `asked` says.
+    /// Returns how far the server falls short of what `asked` promises.
     pub fn shortfall(&self, asked: Durability) -> Option<String> {
         self.setup.as_ref().and_then(|setup| asked.shortfall(setup)).map(|doubt| self.named(&doubt))
     }
 
-    /// What an answered change survives there.
+    /// Describes what an answered change survives there.
     pub fn guarantee(&self, asked: Durability) -> String {
         let promise =
             self.setup.as_ref().map_or_else(|| format!("{asked}: {UNTOLD}"), |setup| asked.guarantee(setup));

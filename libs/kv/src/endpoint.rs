@@ -50,7 +50,7 @@ pub(crate) struct Credentials {
 /// Why a text is no [`KvEndpoint`]. The text itself is not repeated, since it may hold a password.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EndpointError {
-    /// It begins with something else.
+    /// The text begins with something else.
     #[error("a Redis URL begins with redis://, unix://, redis+cluster:// or redis+sentinel://")]
     Scheme,
     /// TLS towards Redis is not offered.
@@ -92,14 +92,14 @@ impl KvEndpoint {
         Self { location: RedisLocation::Unix(path.into()), database: 0, credentials: Credentials::default() }
     }
 
-    /// The same server with these credentials, for passwords that must not stand in a URL.
+    /// Returns the endpoint with these credentials, for passwords that must not stand in a URL.
     #[must_use]
     pub fn with_credentials(mut self, user: Option<String>, password: impl Into<String>) -> Self {
         self.credentials = Credentials { user, password: Some(Zeroizing::new(password.into())) };
         self
     }
 
-    /// The same server, with `database` as the one that is meant.
+    /// Returns the endpoint with `database` as the one that is meant.
     #[must_use]
     pub fn with_database(mut self, database: u32) -> Self {
         self.database = database;
@@ -112,13 +112,13 @@ impl KvEndpoint {
         self.database
     }
 
-    /// Whether it names a cluster, which has one database and keeps keys apart by their tags.
+    /// Returns true for a cluster, which has one database and keeps keys apart by their tags.
     #[must_use]
     pub const fn is_cluster(&self) -> bool {
         matches!(self.location, RedisLocation::Cluster(_))
     }
 
-    /// What Sentinels are asked for, when it names Sentinels.
+    /// Returns the name that Sentinels are asked for, when the endpoint names Sentinels.
     #[must_use]
     pub const fn master_name(&self) -> Option<&str> {
         match &self.location {
@@ -127,8 +127,8 @@ impl KvEndpoint {
         }
     }
 
-    /// What it names, one by one: nodes of a cluster, Sentinels, or the one server; each with the credentials that are
-    /// for it.
+    /// Returns the servers that the endpoint names: nodes of a cluster, Sentinels, or the one server; each with the
+    /// credentials that are for it.
     #[must_use]
     pub fn servers(&self) -> Vec<Self> {
         match &self.location {
@@ -190,7 +190,7 @@ impl KvEndpoint {
 }
 
 impl RedisAddress {
-    /// As servers write it: `host:port`, also for IPv6, of which the last colon is meant. Nothing without a host.
+    /// Parses an address as servers write it: `host:port`, also for IPv6 (the last colon counts). Nothing without a host.
     pub(crate) fn of_server(text: &str) -> Option<Self> {
         let (host, port) = text.rsplit_once(':')?;
         let port = port.parse().ok().filter(|port| *port != 0)?;

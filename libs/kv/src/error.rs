@@ -1,4 +1,4 @@
-//! What can go wrong, by what the caller can do about it.
+//! Errors of this crate, by what the caller can do about them.
 
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
@@ -13,10 +13,10 @@ pub enum Error {
     Unreachable {
         /// Which server, without credentials.
         endpoint: String,
-        /// What the attempt ran into.
+        /// Failure that the attempt ran into.
         reason: String,
     },
-    /// The command was sent, and nobody knows what became of it. The same change has to be asked for
+    /// The command was sent, and its outcome is not known. The same change has to be asked for
     /// again in a way that tells "already applied".
     #[error("the outcome of a command sent to Redis at {endpoint} is unknown: {reason}")]
     UnknownOutcome {
@@ -30,7 +30,7 @@ pub enum Error {
     Unfit {
         /// Which server, without credentials.
         endpoint: String,
-        /// What it lacks, and what helps.
+        /// Description of what the server lacks, and what helps.
         reason: String,
     },
     /// The server, or a script, said no. Scripts answer `CODE message`.
@@ -65,13 +65,13 @@ impl Error {
         }
     }
 
-    /// Whether the command certainly changed nothing and can simply be sent again later.
+    /// Returns true when the command certainly changed nothing and can simply be sent again later.
     #[must_use]
     pub const fn is_unreachable(&self) -> bool {
         matches!(self, Self::Unreachable { .. })
     }
 
-    /// Whether the server cannot be worked with for now, whatever became of the command:
+    /// Returns true when the server cannot be worked with for now, whatever became of the command:
     /// wait and try again what may be repeated.
     #[must_use]
     pub const fn is_connection_trouble(&self) -> bool {
@@ -81,7 +81,7 @@ impl Error {
         )
     }
 
-    /// Of an attempt to connect: nothing was executed yet.
+    /// Converts an error of an attempt to connect: nothing was executed yet.
     pub(crate) fn of_connecting(endpoint: &str, error: &RedisError) -> Self {
         match Self::of_command(endpoint, error) {
             Self::UnknownOutcome { endpoint, reason } => Self::Unreachable { endpoint, reason },
@@ -90,7 +90,7 @@ impl Error {
         }
     }
 
-    /// Of a command that was handed to a connection.
+    /// Converts an error of a command that was handed to a connection.
     pub(crate) fn of_command(endpoint: &str, error: &RedisError) -> Self {
         let detail = || error.detail().unwrap_or_default().to_owned();
         match error.kind() {
@@ -129,7 +129,7 @@ impl Error {
         }
     }
 
-    /// Of an error inside an answer.
+    /// Converts an error inside an answer.
     pub(crate) fn of_reply(endpoint: &str, error: redis::ServerError) -> Self {
         Self::of_command(endpoint, &RedisError::from(error))
     }

@@ -27,12 +27,12 @@ struct KvLinkState {
     /// queued behind a failed attempt share its failure.
     attempt: u64,
     open: Option<MultiplexedConnection>,
-    /// Who is at its other end, once that was asked.
+    /// Process at the other end, once that was asked.
     process: Option<Arc<RedisProcess>>,
     failure: Option<Error>,
 }
 
-/// A connection that is open, and who is at its other end.
+/// An open connection, and the process at its other end.
 pub(crate) struct IdentifiedLink {
     attempt: u64,
     open: MultiplexedConnection,
@@ -79,7 +79,7 @@ impl KvLink {
         self.send_all_over(attempt, open, commands, skipped, count).await
     }
 
-    /// The same to a process that is known, and to no other.
+    /// Sends commands to a process that is known, and to no other; answers as [`KvLink::send_all`] does.
     pub(crate) async fn send_all_to(
         &self,
         known: &IdentifiedLink,
@@ -108,7 +108,7 @@ impl KvLink {
         Ok(answers)
     }
 
-    /// Who is at the other end: asked once for each connection.
+    /// Returns the connection with the process at its other end, which is asked once for each connection.
     ///
     /// # Errors
     /// Says that nothing was executed; [`Error::Readonly`] when it takes no writes.
@@ -124,7 +124,7 @@ impl KvLink {
         }
     }
 
-    /// The same, asked now.
+    /// Returns the connection with the process at its other end, which is asked now.
     pub(crate) async fn identify_anew(self: &Arc<Self>) -> Result<IdentifiedLink> {
         let (attempt, open) = self.open().await?;
         self.ask(attempt, open).boxed().await

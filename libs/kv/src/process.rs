@@ -1,14 +1,14 @@
-//! Who is at the other end of a connection, and what it is set up for.
+//! Identity and setup of the process at the other end of a connection.
 
 use redis::aio::MultiplexedConnection;
 
 use crate::error::{Error, Result};
 use crate::value::Value;
 
-/// What decides how much an answer of a server promises, as it was when it was asked.
+/// Setup that decides how much an answer of a server promises, as it was when the server was asked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RedisSetup {
-    /// What it is, as it says itself: `Redis 7.4.1` or `Valkey 8.0.1`.
+    /// Product and version, as the server states them: `Redis 7.4.1` or `Valkey 8.0.1`.
     pub product: String,
     /// Major and minor version of the Redis that it is, or is compatible with.
     pub version: (u32, u32),
@@ -18,7 +18,7 @@ pub struct RedisSetup {
     pub append_only: Option<String>,
     /// The setting `appendfsync`; nothing when we may not ask for it.
     pub append_fsync: Option<String>,
-    /// Whether its `WAITAOF` answers before the disk has what it was asked for, while `appendfsync` is `everysec`: a defect
+    /// True when `WAITAOF` answers before the disk has what it was asked for, while `appendfsync` is `everysec`: a defect
     /// of some versions.
     pub waitaof_is_early: bool,
 }
@@ -42,7 +42,7 @@ pub(crate) struct RedisProcess {
 }
 
 impl ReplicationHistory {
-    /// What asks for it.
+    /// Returns the command that asks for the history.
     pub(crate) fn question() -> redis::Cmd {
         let mut ask = redis::cmd("INFO");
         ask.arg("server").arg("replication");
@@ -106,7 +106,7 @@ impl RedisProcess {
     }
 }
 
-/// What a server is. A Valkey says beside its own version that it is Redis 7.2.
+/// Returns product and version of a server. A Valkey says beside its own version that it is Redis 7.2.
 fn product(info: &str) -> String {
     match (field(info, "valkey_version"), field(info, "redis_version")) {
         (Some(version), _) => format!("Valkey {version}"),
@@ -115,7 +115,7 @@ fn product(info: &str) -> String {
     }
 }
 
-/// Whether it is one of those of <https://github.com/redis/redis/pull/13793>: Redis from 7.4 up to 7.4.2 and what led from
+/// Returns true for a version of <https://github.com/redis/redis/pull/13793>: Redis from 7.4 up to 7.4.2 and what led from
 /// there to 8.0, and every Valkey since 8.0, of which none has the correction.
 fn waitaof_is_early(info: &str) -> bool {
     match version(info, "valkey_version") {

@@ -36,22 +36,22 @@ impl fmt::Debug for KvRoute {
     }
 }
 
-/// What an error says about where to go.
+/// Direction that an error gives for the next attempt.
 enum RouteRedirection {
     /// Nothing: the answer stands.
     Stay,
     /// The slot is served there from now on.
     Moved(Option<RedisAddress>),
-    /// This once, while the slot is on its way there.
+    /// The slot is on its way there: only this one command goes there.
     Ask(RedisAddress),
     /// Not here, or not now.
     Elsewhere,
-    /// It is not known what became of it; the next should look first.
+    /// The outcome is not known; the next command should look first.
     Unknown,
 }
 
 impl KvRoute {
-    /// Whether an answer says that the command was not executed, and that this route leads elsewhere by now.
+    /// Returns true for an answer that says that the command was not executed, and that this route leads elsewhere by now.
     pub(crate) fn leads_elsewhere(&self, error: &Error) -> bool {
         matches!(
             self.direction(error),
@@ -135,7 +135,7 @@ impl<'a> RouteAttempts<'a> {
         self.next = Some(hop);
     }
 
-    /// Whether there is to be another attempt after this error; if so, after a pause when one is due.
+    /// Returns true when there is to be another attempt after this error, after a pause when one is due.
     pub(crate) async fn should_retry(&mut self, error: &Error) -> bool {
         match self.route.direction(error) {
             RouteRedirection::Stay => false,

@@ -137,7 +137,7 @@ impl ScriptCall {
         }
     }
 
-    /// The same call with the script's text in place of its hash, after which the server knows it.
+    /// Builds the call with the script's text in place of its hash, after which the server knows it.
     pub(crate) fn in_full(&self) -> redis::Cmd {
         let mut cmd = redis::Cmd::new();
         cmd.arg("EVAL").arg(self.script.text());

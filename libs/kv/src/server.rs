@@ -60,7 +60,7 @@ impl KvServer {
         self.rounds.get_or_init(|| ConfirmationRounds::new(Self::new(self.endpoint.clone(), self.options)))
     }
 
-    /// Whether it is another one after a failover.
+    /// Returns true for a server that Sentinels name, which is another one after a failover.
     pub(crate) const fn is_of_sentinels(&self) -> bool {
         matches!(self.endpoint.location(), RedisLocation::Sentinel { .. })
     }

@@ -13,7 +13,7 @@ pub(crate) fn of_name(name: &str) -> u16 {
     of_tag(tag(name))
 }
 
-/// What decides about the slot of a name: what stands between the first braces, if anything does, else all of it.
+/// Returns the part of a name that decides its slot: what stands between the first braces, if anything does, else all of it.
 pub(crate) fn tag(name: &str) -> &str {
     let tag = name.split_once('{').and_then(|(_, rest)| rest.split_once('}')).map(|(tag, _)| tag);
     tag.filter(|tag| !tag.is_empty()).unwrap_or(name)

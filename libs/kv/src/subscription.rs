@@ -21,7 +21,7 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(15);
 /// The longest pause between attempts to connect.
 const RETRY_MAX: Duration = Duration::from_secs(1);
 
-/// What to listen to.
+/// Channels to listen to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Topic {
     /// One channel.
@@ -30,7 +30,7 @@ pub enum Topic {
     Pattern(String),
 }
 
-/// What a subscription tells.
+/// Event of a subscription.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum KvSubscriptionEvent {
     /// Listening, for the first time or again. What was published before may have been missed: read
@@ -45,9 +45,9 @@ pub enum KvSubscriptionEvent {
     Partial,
     /// Something was published.
     Message {
-        /// Where.
+        /// Name of the channel.
         channel: String,
-        /// What.
+        /// Published bytes.
         payload: Vec<u8>,
     },
 }
@@ -100,7 +100,7 @@ struct PubSubConnection {
 
 impl std::fmt::Debug for ServerSubscription {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Listener({}, {:?})", self.server.shown, self.topics)
+        write!(f, "ServerSubscription({}, {:?})", self.server.shown, self.topics)
     }
 }
 
@@ -117,7 +117,7 @@ impl ServerSubscription {
         }
     }
 
-    /// As [`KvSubscription::next`].
+    /// Waits for the next event, as [`KvSubscription::next`] does.
     async fn next(&mut self) -> KvSubscriptionEvent {
         loop {
             let Some(open) = &mut self.open else {

@@ -73,7 +73,7 @@ impl Value {
         })
     }
 
-    /// Whether there was nothing.
+    /// Returns true for an empty answer.
     #[must_use]
     pub const fn is_nil(&self) -> bool {
         matches!(self, Self::Nil)

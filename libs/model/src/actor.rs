@@ -9,7 +9,7 @@ use crate::time::Timestamp;
 /// A principal with a public key. Global, that is not inside a context.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Actor {
-    /// Its number at this coordinator.
+    /// Number of the actor at this coordinator.
     pub id: ActorId,
     /// The Ed25519 key in force, 64 lower-case hex digits.
     pub pubkey: String,
@@ -55,21 +55,21 @@ impl Actor {
 }
 
 impl ActorKey {
-    /// Whether it counts at this moment.
+    /// Returns true if the key counts at this moment.
     #[must_use]
     pub fn is_in_force(&self, at: Timestamp) -> bool {
         self.not_before <= at && self.revoked_at.is_none_or(|end| at < end)
     }
 
-    /// Whether its end has come.
+    /// Returns true if the key's end has come.
     #[must_use]
     pub fn is_over(&self, at: Timestamp) -> bool {
         self.revoked_at.is_some_and(|end| end <= at)
     }
 }
 
-/// Whether this is how a public key is written, an actor's as well as a coordinator's, a supervisor's and a node's: 64
-/// lower-case hex digits. Whether they stand for a point of the curve is another question.
+/// Returns true for the written form of a public key, be it an actor's, a coordinator's, a supervisor's or a node's:
+/// 64 lower-case hex digits. Does not check that they stand for a point of the curve.
 #[must_use]
 pub fn is_key(text: &str) -> bool {
     text.len() == 64 && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))

@@ -29,10 +29,10 @@ pub enum Address {
 #[error("`{0}` is not an address; write mycelium:<64 hex digits>, mycelium:[<ipv6>] or grpc://host:port")]
 pub struct AddressError(pub String);
 
-/// Nobody may give this as an address.
+/// Reason why an address is not accepted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AddressInputError {
-    /// It is none.
+    /// The text is not an address.
     #[error("{0}")]
     NoAddress(AddressError),
     /// The host is longer than names are.
@@ -44,7 +44,7 @@ pub enum AddressInputError {
 }
 
 impl Address {
-    /// Parses what somebody gives to be kept. What was kept before hosts had a limit is read without.
+    /// Parses an address that is to be stored. Addresses stored before hosts had a limit are read without it.
     ///
     /// # Errors
     /// When it is no address, or too long.

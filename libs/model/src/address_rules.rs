@@ -19,7 +19,7 @@ pub struct AddressRules(Vec<AddressRule>);
 /// One rule, as `[!]HOST[:PORT]`; HOST is a name, an IP address, a network such as `10.0.0.0/8`, or `*`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AddressRule {
-    /// What it fits is refused.
+    /// True if the rule refuses the addresses that it fits.
     refuses: bool,
     host: HostPattern,
     port: Option<u16>,
@@ -74,7 +74,7 @@ impl AddressRules {
         self
     }
 
-    /// Checks an address as somebody gives it. What its name means is found out when it is dialed, and checked then.
+    /// Checks an address as given. Its name is resolved when it is dialed, and the result is checked then.
     ///
     /// # Errors
     /// When it is certain that it is not dialed.

@@ -12,11 +12,11 @@ use crate::time::Timestamp;
 /// A tenant: its own Redis database or key tag, its own directories.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Context {
-    /// Its number at this coordinator. Never 0.
+    /// Number of the context at this coordinator. Never 0.
     pub id: ContextId,
-    /// Its name everywhere else.
+    /// Uid of the context, its name everywhere else.
     pub uid: ContextUid,
-    /// Whether it is in use or on its way out.
+    /// State: in use, or being removed.
     pub state: ContextState,
     /// May do everything. Never empty.
     pub admins: BTreeSet<ActorId>,
@@ -24,7 +24,7 @@ pub struct Context {
     pub readers: BTreeSet<ActorId>,
     /// May run.
     pub executors: BTreeSet<ActorId>,
-    /// What its admins have decided.
+    /// Settings that its admins have made.
     pub settings: ContextSettings,
     /// When it was made.
     pub created_at: Timestamp,
@@ -34,7 +34,7 @@ pub struct Context {
     pub revision: Revision,
 }
 
-/// Whether a context takes changes.
+/// State of a context, which decides whether it takes changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ContextState {
@@ -45,7 +45,7 @@ pub enum ContextState {
 }
 
 impl ContextState {
-    /// As it stands in Redis.
+    /// Returns the state as stored in Redis.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -84,7 +84,7 @@ impl Default for ContextSettings {
     }
 }
 
-/// What an actor may do in a context. Each role includes those before it.
+/// Role of an actor in a context. Each role includes those before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Role {
     /// Get, list, watch.
@@ -126,7 +126,7 @@ pub enum AccessDenied {
          `mycora context update {context} --add-{needed} {actor}`"
     )]
     RoleTooSmall {
-        /// Who asked.
+        /// Actor that makes the request.
         actor: ActorId,
         /// Where.
         context: ContextId,
@@ -139,17 +139,17 @@ pub enum AccessDenied {
          there: leave that out, or an admin of it gives the role with `mycora context update {context} --add-admin {actor}`"
     )]
     GoesFirst {
-        /// Who asked.
+        /// Actor that makes the request.
         actor: ActorId,
         /// Where.
         context: ContextId,
     },
-    /// Somebody else's object, and not an admin.
+    /// The object is another actor's, and the actor is not an admin.
     #[error("actor {actor} may act only as itself in context {context}, not as actor {caller}")]
     NotItself {
-        /// Who asked.
+        /// Actor that makes the request.
         actor: ActorId,
-        /// As whom.
+        /// Actor as which it tries to act.
         caller: ActorId,
         /// Where.
         context: ContextId,

@@ -1,5 +1,5 @@
-//! Flows of which something could not be read: what could, so that the rest is judged all the same and whoever asked hears of
-//! everything at once.
+//! Flows that could be read in part only: the readable parts, so that these are checked all the same and the caller
+//! gets all violations at once.
 
 use std::collections::BTreeMap;
 
@@ -10,30 +10,30 @@ use crate::{Name, NodeSpec, RunIf, Violations};
 /// A flow with fields that cannot be accepted.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FlowDraft {
-    /// What is wrong with its fields.
+    /// Violations in the flow's fields.
     pub violations: Violations,
-    /// Its variables.
+    /// Variables of the flow.
     pub env_vars: EnvVars,
-    /// Its nodes, in their order. Empty when there are none, or too many to look at.
+    /// Nodes of the flow, in order. Empty when there are none, or too many to look at.
     pub nodes: Vec<NodeDraft>,
 }
 
-/// What could be read of a node.
+/// Readable parts of a node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NodeDraft {
-    /// Its name.
+    /// Name of the node.
     pub name: Option<Name>,
     /// The nodes before it, each at its place.
     pub depends: Vec<Option<Name>>,
     /// Which of their ends let it run.
     pub run_if: Option<RunIf>,
-    /// Its condition; absent when it has none as well.
+    /// Condition of the node; absent also when it has none.
     pub when: Option<String>,
-    /// Its job's variables.
+    /// Variables of the node's job.
     pub env_vars: EnvVars,
-    /// Its job's files.
+    /// Files of the node's job.
     pub files: BTreeMap<String, BlobRef>,
-    /// What its job makes.
+    /// Outputs of the node's job.
     pub outputs: Vec<String>,
 }
 

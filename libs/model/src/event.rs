@@ -18,11 +18,11 @@ pub enum ContextEvent {
     Flow(FlowEvent),
     /// A node changed.
     Node(NodeEvent),
-    /// Somebody wants the flow to end.
+    /// Cancellation of a flow was requested.
     CancelRequested {
         /// Which flow.
         flow_id: FlowId,
-        /// Who.
+        /// Actor that requested it.
         actor: ActorId,
         /// When.
         time: Timestamp,
@@ -52,11 +52,11 @@ pub enum ContextEvent {
     },
     /// A job that belongs to no flow was kept or removed. Those of a flow come and go with it.
     Job {
-        /// Whose it is.
+        /// Actor that owns the job.
         caller_id: ActorId,
         /// Which of that actor's.
         job_id: JobId,
-        /// Whether it is gone.
+        /// True if the job was removed.
         removed: bool,
     },
     /// The context itself changed.
@@ -72,10 +72,10 @@ pub struct FlowEvent {
     pub status: Option<FlowStatus>,
     /// How often it was run.
     pub generation: Generation,
-    /// What it is called; absent in events from before it was noted.
+    /// Name of the flow; absent in events from before it was noted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<Name>,
-    /// Whose it is; absent in events from before it was noted.
+    /// Actor that owns the flow; absent in events from before it was noted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub caller_id: Option<ActorId>,
     /// When it was made; absent in events from before it was noted.
@@ -87,7 +87,7 @@ pub struct FlowEvent {
     /// When its cancellation was asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cancel_requested_time: Option<Timestamp>,
-    /// Its result, with its end: absent where that is incomplete or of more than a kibibyte, and in events from before it was noted.
+    /// Result, with the flow's end: absent where incomplete or of more than a kibibyte, and in events from before it was noted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub result: Option<ResultMap>,
     /// When.
@@ -101,7 +101,7 @@ pub struct NodeEvent {
     pub flow_id: FlowId,
     /// Which node.
     pub job_id: JobId,
-    /// Its name within the flow; absent in events from before it was noted.
+    /// Name of the node within the flow; absent in events from before it was noted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<Name>,
     /// Where it stands now.
@@ -114,7 +114,7 @@ pub struct NodeEvent {
     /// How the script ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit_code: Option<i32>,
-    /// Who runs or ran it.
+    /// Instance that runs or ran the node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub instance: Option<String>,
     /// Attempts of this generation that count against its retries.

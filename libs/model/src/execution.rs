@@ -1,4 +1,4 @@
-//! What travels to a supervisor for one attempt, and what comes back.
+//! Execution of one attempt, as it is sent to a supervisor, and the reports that come back.
 
 mod head;
 mod record;
@@ -24,7 +24,7 @@ pub use self::record::ExecutionRecord;
 /// Bytes that an attempt needs: by hash, and inline where they are small enough.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileSource {
-    /// What the bytes must hash to, and how many there are.
+    /// Hash and size that the bytes must have.
     #[serde(flatten)]
     pub blob: BlobRef,
     /// The bytes in base64; absent when they must be asked for with `blob.get`.
@@ -43,15 +43,15 @@ pub struct Execution {
     pub context_id: ContextId,
     /// The flow at its own coordinator: informational, echoed in events.
     pub flow_id: FlowId,
-    /// Whose flow it is.
+    /// Actor that owns the flow.
     pub caller_id: ActorId,
     /// The flow's name, for `${{ flow.name }}`.
     pub flow_name: Name,
     /// The node's name.
     pub node: Name,
-    /// Who executes it.
+    /// Type of the script, which selects its executor.
     pub script_type: ScriptType,
-    /// What it says.
+    /// Text of the script, or its blob.
     pub script: ScriptSource,
     /// The flow's and the job's variables, before rendering.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -80,7 +80,7 @@ pub struct Execution {
     /// The isolation that it needs at least.
     #[serde(default, skip_serializing_if = "Isolation::is_basic")]
     pub isolation: Isolation,
-    /// It may use the network.
+    /// Allows the job to use the network.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub network: bool,
     /// The actor's signature over what is to run, when it made one: an envelope as JSON.
@@ -91,11 +91,11 @@ pub struct Execution {
     pub traceparent: Option<String>,
 }
 
-/// What the policy of a supervisor gives a job.
+/// Grants that the policy of a supervisor gives a job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Grants {
-    /// It may use the network, if it asked for it.
+    /// Allows the network, if the job asked for it.
     pub network: bool,
     /// The isolation that it gets at least.
     pub isolation: Isolation,
@@ -103,9 +103,9 @@ pub struct Grants {
     pub memory_bytes: u64,
     /// Processes and threads that it may have at once.
     pub processes: u32,
-    /// What its directory may hold.
+    /// Bytes that the job's directory may hold.
     pub disk_bytes: u64,
-    /// What its context may hold on this machine: the directories of its running jobs, and what it keeps between them.
+    /// Bytes that its context may hold on this machine: directories of running jobs, and the data kept between them.
     pub context_disk_bytes: u64,
     /// Hosts that the functions of `sal` may reach; `*` is any.
     pub hosts: Vec<String>,
@@ -129,7 +129,7 @@ impl Default for Grants {
     }
 }
 
-/// What a supervisor, or somebody on the way to it, says of an attempt.
+/// Report on an attempt, from its supervisor or from a service on the way to it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct NodeReport {
     /// Which attempt.
@@ -141,7 +141,7 @@ pub struct NodeReport {
     /// Where it comes from, when a supervisor said it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<ReportSource>,
-    /// What happened.
+    /// Event that is reported.
     pub kind: ReportKind,
 }
 
@@ -170,13 +170,13 @@ pub enum ReportKind {
         /// By the supervisor's clock.
         time: Timestamp,
     },
-    /// It ended.
+    /// The attempt ended.
     Ended(Box<AttemptEnd>),
-    /// It was handed back unstarted.
+    /// The attempt was handed back unstarted.
     Returned,
     /// The supervisor was asked, and does not know it (any more).
     Unknown,
-    /// It could not be accepted, or not be delivered.
+    /// The attempt could not be accepted, or not be delivered.
     Rejected {
         /// Why.
         reason: Reason,
@@ -198,7 +198,7 @@ pub struct AttemptEnd {
     /// Why, when it did not succeed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<Reason>,
-    /// What it gave. Only of a success.
+    /// Result that the attempt gave. Only of a success.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub result: ResultMap,
     /// The files it made that are kept. Only of a success.
@@ -207,7 +207,7 @@ pub struct AttemptEnd {
     /// How many bytes it printed and were kept: where its log ends.
     #[serde(default)]
     pub output_bytes: u64,
-    /// What had to be killed when it was ended, its own process not included.
+    /// Processes that had to be killed when the attempt ended, its own process not included.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ended: Vec<EndedProcess>,
     /// `<type>:<group>:<n>`; absent when no instance had it.
@@ -221,7 +221,7 @@ pub struct AttemptEnd {
 }
 
 impl AttemptEnd {
-    /// Whether nothing of the script ran since a disk had no room: no try of its node.
+    /// Returns true if nothing of the script ran because a disk had no room: no try of its node.
     #[must_use]
     pub fn is_disk_full_before_start(&self) -> bool {
         let for_want_of_disk = self.reason.as_ref().is_some_and(|reason| reason.code == ReasonCode::DiskFull);
@@ -248,7 +248,7 @@ impl AttemptEnd {
         }
     }
 
-    /// What had to be killed beside the script's own process, in words; nothing when there was nothing.
+    /// Lists the processes that had to be killed beside the script's own, in words; nothing when there were none.
     #[must_use]
     pub fn killed(&self) -> Option<String> {
         let named: Vec<_> =
@@ -260,7 +260,7 @@ impl AttemptEnd {
 /// A process that was killed because its attempt was over.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndedProcess {
-    /// Its number.
+    /// Process id.
     pub pid: u32,
     /// The name of its program, as the kernel keeps it.
     pub name: String,
@@ -274,10 +274,10 @@ pub enum Outcome {
     Succeeded,
     /// Any other end of its own.
     Failed,
-    /// It ran longer than its `timeout`.
+    /// The attempt ran longer than its `timeout`.
     TimedOut,
-    /// It was stopped on request.
+    /// The attempt was stopped on request.
     Stopped,
-    /// Its instance vanished.
+    /// The attempt's instance vanished.
     Lost,
 }

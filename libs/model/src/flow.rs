@@ -18,15 +18,15 @@ use crate::time::Timestamp;
 /// Environment variables, sorted by name.
 pub type EnvVars = BTreeMap<String, String>;
 
-/// What a node or a flow gives back: keys and texts.
+/// Result of a node or a flow: keys and texts.
 ///
 /// In Redis every value is a text. Where results are read (`$MYCORA_INPUTS`,
 /// expressions) a text that is `true`, `false`, an array or an object is that
 /// value, and so is a number by [`is_number`].
 pub type ResultMap = BTreeMap<String, String>;
 
-/// Whether nothing of a text is lost when it is read as a number: an integer of 64 bits or a float that
-/// would be written as just this text. So neither a version `1.10` nor a hash `12e10` is one.
+/// Returns true if a text loses nothing when it is read as a number: an integer of 64 bits or a float that
+/// would be written as just this text. So neither a version `1.10` nor a hash `12e10` is a number.
 #[must_use]
 pub fn is_number(text: &str) -> bool {
     if !text.starts_with(|c: char| c == '-' || c.is_ascii_digit()) {
@@ -44,7 +44,7 @@ pub fn is_number(text: &str) -> bool {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FlowStatus {
-    /// Its nodes are being added.
+    /// Waits for a start, while nodes are being added.
     Created,
     /// Running.
     Started,
@@ -52,7 +52,7 @@ pub enum FlowStatus {
     Finished,
     /// Ended with a failure that counts.
     Error,
-    /// Ended because somebody asked.
+    /// Ended on request.
     Cancelled,
 }
 
@@ -60,7 +60,7 @@ impl FlowStatus {
     /// All of them.
     pub const ALL: [Self; 5] = [Self::Created, Self::Started, Self::Finished, Self::Error, Self::Cancelled];
 
-    /// As it stands in Redis.
+    /// Returns the status as stored in Redis.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -72,7 +72,7 @@ impl FlowStatus {
         }
     }
 
-    /// As people are told it, in the words of jobs.
+    /// Returns the status as people see it, in the words of jobs.
     #[must_use]
     pub const fn display_name(self) -> &'static str {
         match self {
@@ -83,7 +83,7 @@ impl FlowStatus {
         }
     }
 
-    /// Whether the flow has ended.
+    /// Returns true if the flow has ended.
     #[must_use]
     pub const fn is_end(self) -> bool {
         matches!(self, Self::Finished | Self::Error | Self::Cancelled)
@@ -109,7 +109,7 @@ impl FromStr for FlowStatus {
 /// A flow as it is asked for.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FlowSpec {
-    /// What people call it.
+    /// Name of the flow, for people.
     pub name: Name,
     /// Variables for every job.
     pub env_vars: EnvVars,
@@ -119,7 +119,7 @@ pub struct FlowSpec {
     pub deadline_secs: Option<u32>,
     /// Seconds until a cancelled attempt is closed without confirmation.
     pub cancel_timeout_secs: u32,
-    /// Its nodes, in the order they were given.
+    /// Nodes of the flow, in the order they were given.
     pub nodes: Vec<NodeSpec>,
 }
 
@@ -141,13 +141,13 @@ impl FlowSpec {
 /// One run of a graph of jobs. Its nodes are kept beside it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Flow {
-    /// Its number within the context.
+    /// Number of the flow within the context.
     pub id: FlowId,
     /// Tells it from an earlier flow of the same number.
     pub uid: FlowUid,
-    /// What people call it.
+    /// Name of the flow, for people.
     pub name: Name,
-    /// Whose it is.
+    /// Actor that owns the flow.
     pub caller_id: ActorId,
     /// Where it runs.
     pub context_id: ContextId,
@@ -163,7 +163,7 @@ pub struct Flow {
     pub fail_fast: bool,
     /// When it fails unless it has ended.
     pub deadline: Option<Timestamp>,
-    /// When somebody asked to cancel it.
+    /// When its cancellation was requested.
     pub cancel_requested_time: Option<Timestamp>,
     /// Seconds until a cancelled attempt is closed without confirmation.
     pub cancel_timeout_secs: u32,
@@ -175,7 +175,7 @@ pub struct Flow {
     pub status: FlowStatus,
     /// How often it was run.
     pub generation: Generation,
-    /// What was chosen when it was last run again.
+    /// Nodes chosen when the flow was last run again.
     pub rerun: Option<Rerun>,
     /// The change counter at its last change.
     pub revision: Revision,

@@ -1,4 +1,4 @@
-//! What others bring for a flow, for its owner to take up.
+//! Inputs that other parties send to a flow, for its owner to take up.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,22 +10,22 @@ use crate::prerequisite::SignalName;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "input")]
 pub enum FlowInput {
-    /// Somebody has given the flow a signal.
+    /// Gives the flow a signal.
     Signal {
         /// Which.
         name: SignalName,
     },
-    /// Somebody wants the flow to end.
+    /// Cancels the flow.
     Cancel {
         /// Seconds between asking a script to end and ending it.
         grace_secs: u32,
     },
-    /// Somebody wants one node to end.
+    /// Cancels one node.
     CancelNode {
         /// Which.
         job_id: JobId,
     },
-    /// Word of an attempt, from those who execute it by other ways.
+    /// Report on an attempt, from a system that executes it by other ways.
     Report(NodeReport),
 }
 

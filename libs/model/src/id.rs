@@ -1,5 +1,5 @@
 //! Typed identifiers. A bare number or string never names an object, so that
-//! nobody can swap a caller for a job.
+//! a caller cannot be swapped for a job.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,7 +7,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-/// What was wrong with the text of an identifier.
+/// Error of parsing the text of an identifier.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{text}` is not a valid {kind}")]
 pub struct ParseIdError {

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// What stands between a script and everything else. Each level has everything of the one before.
+/// Level of isolation between a script and everything else. Each level has everything of the one before.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Isolation {
@@ -38,7 +38,7 @@ impl Isolation {
         }
     }
 
-    /// Whether it is the least, which every instance gives.
+    /// Returns true for the lowest level, which every instance gives.
     #[must_use]
     pub fn is_basic(&self) -> bool {
         *self == Self::Basic

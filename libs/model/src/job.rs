@@ -31,12 +31,12 @@ pub struct BlobRef {
     pub size: u64,
 }
 
-/// What is to be executed.
+/// Script to execute, with its variables and files.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobSpec {
-    /// Who executes it.
+    /// Type of the script, which selects its executor.
     pub script_type: ScriptType,
-    /// What it says.
+    /// Text of the script, or its blob.
     pub script: ScriptSource,
     /// Variables of its own, before rendering. They override the flow's.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -138,7 +138,7 @@ pub fn check_outputs(outputs: &[String], at: &str, violations: &mut Violations) 
 }
 
 /// Says why an output names more than one file. Which files a job receives is fixed before it runs, and may be signed, so
-/// neither patterns nor directories can stand for names that nobody knows yet.
+/// neither patterns nor directories can stand for names that are not known yet.
 fn not_one_file(name: &str) -> Option<String> {
     let (what, stem) = if name.contains(['*', '?']) {
         ("a pattern", "outputs")
@@ -232,15 +232,15 @@ pub fn check_relative_path(path: &str) -> Result<(), &'static str> {
 /// A job record, as it is kept.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobRecord {
-    /// Its number within its caller.
+    /// Number of the job within its caller.
     pub id: JobId,
-    /// Whose it is.
+    /// Actor that owns the job.
     pub caller_id: ActorId,
     /// Where it runs.
     pub context_id: ContextId,
     /// The flow it belongs to.
     pub flow_id: Option<FlowId>,
-    /// What to execute.
+    /// Script to execute.
     pub spec: JobSpec,
     /// Run time limit, 0 for none.
     pub timeout_secs: u32,

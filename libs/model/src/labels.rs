@@ -6,7 +6,7 @@ use crate::limits;
 use crate::printable::{check_line, is_hidden};
 use crate::violation::Violations;
 
-/// Notes what is wrong with labels that somebody gives.
+/// Checks labels, and adds what is wrong with them to `violations`.
 pub fn check_labels(labels: &BTreeMap<String, String>, at: &str, violations: &mut Violations) {
     if labels.len() > limits::LABELS_MAX {
         let (max, found) = (limits::LABELS_MAX, labels.len());

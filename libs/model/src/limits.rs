@@ -48,7 +48,7 @@ pub const PAGE_BYTES_MAX: usize = 1024 * 1024;
 pub const WATCH_BUFFER: usize = 256;
 /// One gRPC message, both ways.
 pub const GRPC_MESSAGE_BYTES_MAX: usize = 4 * 1024 * 1024;
-/// What is kept of an attempt's output at the coordinator.
+/// Bytes of an attempt's output that the coordinator keeps.
 pub const LOG_TAIL_BYTES_MAX: usize = 64 * 1024;
 /// A piece of an attempt's whole output, as its supervisor gives it.
 pub const LOG_PIECE_BYTES_MAX: usize = 256 * 1024;
@@ -58,11 +58,11 @@ pub const LOG_TIMES_MAX: usize = 1024;
 pub const OUTPUT_BYTES_MAX: u64 = 10 * 1024 * 1024;
 /// The name of a signal, in characters.
 pub const SIGNAL_CHARS_MAX: usize = 128;
-/// What is kept with a signal.
+/// Bytes of a signal's payload.
 pub const SIGNAL_PAYLOAD_BYTES_MAX: usize = 4 * 1024;
 /// Signals of one flow.
 pub const FLOW_SIGNALS_MAX: usize = 1000;
-/// What others have for a flow and its owner has not taken up yet.
+/// Inputs that wait for a flow until its owner takes them up.
 pub const FLOW_INPUTS_MAX: usize = 10_000;
 /// Other flows that a flow may wait for while it is not kept in memory.
 pub const AWAITED_FLOWS_MAX: usize = 100;
@@ -70,15 +70,15 @@ pub const AWAITED_FLOWS_MAX: usize = 100;
 pub const LABELS_MAX: usize = 64;
 /// The name of a label.
 pub const LABEL_KEY_BYTES_MAX: usize = 128;
-/// What a label says.
+/// The value of a label.
 pub const LABEL_VALUE_BYTES_MAX: usize = 256;
 /// The topic that a runner's requests travel under.
 pub const RUNNER_TOPIC_BYTES_MAX: usize = 255;
-/// What a runner's record may say that may be sent there: each script type, with room for more of them to come.
+/// Script types that a runner's record may list: each of today's, with room for more of them to come.
 pub const RUNNER_SCRIPT_TYPES_MAX: usize = 16;
 /// The host in an address, as DNS bounds it.
 pub const HOST_BYTES_MAX: usize = 253;
-/// What a supervisor says of itself, as JSON.
+/// The presence of a supervisor, as JSON.
 pub const PRESENCE_BYTES_MAX: usize = 512 * 1024;
 /// Instances that it tells of.
 pub const PRESENCE_INSTANCES_MAX: usize = 1000;
@@ -145,32 +145,32 @@ pub const INLINE_BYTES_MAX: usize = 256 * 1024;
 pub const JOB_MEMORY_BYTES_DEFAULT: u64 = 1024 * 1024 * 1024;
 /// Processes and threads that a job may have at once, unless its supervisor's policy says otherwise.
 pub const JOB_PROCESSES_DEFAULT: u32 = 256;
-/// What a job's directory may hold, unless its supervisor's policy says otherwise.
+/// Bytes that a job's directory may hold, unless its supervisor's policy says otherwise.
 pub const JOB_DISK_BYTES_DEFAULT: u64 = 1024 * 1024 * 1024;
-/// What a context may hold on one machine, its running jobs and what it keeps between them, unless the supervisor's
-/// policy says otherwise.
+/// Bytes that a context may hold on one machine, for its running jobs and the data kept between them, unless the
+/// supervisor's policy says otherwise.
 pub const CONTEXT_DISK_BYTES_DEFAULT: u64 = 10 * 1024 * 1024 * 1024;
-/// What has to stay free on the file system of a work directory, unless a flag says otherwise: below this floor the job ends that
-/// holds the most. Of a small file system it is a part, see the next.
+/// Bytes that must stay free on the file system of a work directory, unless a flag says otherwise: below this floor the
+/// job that holds the most ends. On a small file system the next limit, a percentage, is the lesser.
 pub const DISK_FLOOR_BYTES_DEFAULT: u64 = 1024 * 1024 * 1024;
-/// The same as a part of the file system, in percent; the lesser of the two counts.
+/// The floor as a part of the file system, in percent; the lesser of the two counts.
 pub const DISK_FLOOR_PERCENT_DEFAULT: u64 = 5;
-/// This part of that floor is the lower one, below which nothing starts.
+/// Divisor that gives the lower floor, below which nothing starts, from that floor.
 pub const DISK_STOP_PART: u64 = 4;
 /// Ended processes that the end of an attempt names at most.
 pub const ENDED_PROCESSES_MAX: usize = 16;
 
 /// The text of a message.
 pub const MESSAGE_TEXT_BYTES_MAX: usize = 512 * 1024;
-/// What a message is about, in characters.
+/// The topic of a message, in characters.
 pub const MESSAGE_TOPIC_CHARS_MAX: usize = 256;
 /// How long chat and mail may take to arrive: 6 days, less than what arrived is remembered.
 pub const LETTER_TIMEOUT_SECS_MAX: u32 = 6 * 24 * 3600;
-/// The same for one that does not say.
+/// How long chat and mail that do not say may take to arrive.
 pub const LETTER_TIMEOUT_SECS_DEFAULT: u32 = 3600;
 /// Admins of a context, those with the lowest numbers, who receive what names no recipient: each has a copy of its own.
 pub const LETTER_ADMINS_MAX: usize = 8;
-/// What arrived is remembered for this long, and not taken twice.
+/// How long a message that arrived is remembered, and not taken twice.
 pub const LETTER_SEEN_SECS: u32 = 7 * 24 * 3600;
 /// Messages that an actor received in a context and did not acknowledge.
 pub const INBOX_MAX: usize = 10_000;
@@ -189,7 +189,7 @@ pub const ACTOR_ADDRESSES_MAX: usize = 8;
 pub const ACTOR_KEYS_MAX: usize = 8;
 /// Keys of one actor that are remembered, those that are over with them.
 pub const ACTOR_KEYS_KEPT_MAX: usize = 64;
-/// An actor gives itself no more keys than are remembered within this long: 30 days. Whose a key was is known for good.
+/// Period in which an actor gives itself no more keys than are remembered: 30 days. A key's owner is remembered forever.
 pub const ACTOR_KEYS_SPAN_SECS: u32 = 30 * 24 * 3600;
 /// How long an actor's former keys count beside its new one, at most.
 pub const ACTOR_KEY_OVERLAP_SECS_MAX: u32 = 30 * 24 * 3600;
@@ -217,17 +217,17 @@ pub const CONTEXT_BLOB_BYTES_MAX: u64 = 1024 * 1024 * 1024;
 pub const CONTEXT_RUNNERS_MAX: u64 = 1000;
 /// Deleted runner records of one context that are still kept.
 pub const CONTEXT_RUNNERS_DELETED_MAX: u64 = 10_000;
-/// How long a blob is kept that nobody refers to.
+/// How long a blob is kept that nothing refers to.
 pub const BLOB_IDLE_SECS: u32 = 600;
-/// The same for an output of a job that no end of an attempt has named yet: its report may be late.
+/// How long an output of a job is kept that no end of an attempt has named yet: its report may be late.
 pub const OUTPUT_IDLE_SECS: u32 = 24 * 3600;
 /// How long events are kept.
 pub const EVENTS_KEEP_SECS: u32 = 7 * 24 * 3600;
-/// How long it is remembered who did what.
+/// How long audit records are kept.
 pub const AUDIT_KEEP_SECS: u32 = 90 * 24 * 3600;
 /// Jobs of one message that a program pushed to Redis.
 pub const RAW_JOBS_MAX: usize = 1000;
-/// What is remembered of what happened to a message.
+/// Log entries that are kept of a message.
 pub const MESSAGE_LOGS_MAX: usize = 100;
 /// An actor's signature over a job or a message.
 pub const SIGNATURE_BYTES_MAX: usize = 64 * 1024;

@@ -1,4 +1,4 @@
-//! Letters: chat and mail as they travel from one coordinator to another, or to itself.
+//! Direct messages: chat and mail as they travel from one coordinator to another, or to itself.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,19 +6,19 @@ use crate::id::{ActorId, ContextId, ContextUid, MessageId};
 use crate::message::{MessageFormat, MessageType};
 use crate::time::Timestamp;
 
-/// In the place of a recipient: the admins of the context in which a message is sent.
+/// Recipient that stands for the admins of the context in which a message is sent.
 pub const TO_ADMINS: &str = "admins";
 
-/// Where a message was sent: what makes it the same message, however often it arrives.
+/// Origin of a message, which identifies it, however often it arrives.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct DirectMessageOrigin {
     /// The coordinator's root key, 64 lower-case hex digits.
     pub coordinator: String,
     /// The context that it was sent in.
     pub context_uid: ContextUid,
-    /// Who sent it, by its number there.
+    /// Actor that sent the message, by its number there.
     pub caller_id: ActorId,
-    /// Its number within the caller.
+    /// Number of the message within the caller.
     pub message_id: MessageId,
 }
 
@@ -40,21 +40,21 @@ pub struct DirectMessage {
     pub message_type: MessageType,
     /// How the text is written.
     pub format: MessageFormat,
-    /// What it is about.
+    /// Topic of the message.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub topic: String,
     /// The text.
     pub text: String,
     /// When it was sent.
     pub created_at: Timestamp,
-    /// It is not taken from this moment on.
+    /// Time from which on the message is not taken any more.
     pub expires_at: Timestamp,
     /// The sender's signature, an envelope as JSON, when it made one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signature: Option<String>,
 }
 
-/// A letter is in its recipient's inbox, now or since before: the answer to `message.deliver`.
+/// Answer to `message.deliver`: the message is in its recipient's inbox, now or since before.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DirectMessageAccepted {
     /// Always true: a refusal is an error.

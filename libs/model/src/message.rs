@@ -20,7 +20,7 @@ macro_rules! text_enum {
             /// All of them.
             pub const ALL: &'static [Self] = &[$(Self::$variant),+];
 
-            /// As it stands in Redis.
+            /// Returns the text as stored in Redis.
             #[must_use]
             pub const fn as_str(self) -> &'static str {
                 match self { $(Self::$variant => $text),+ }
@@ -47,13 +47,13 @@ macro_rules! text_enum {
 }
 
 text_enum!(
-    /// What a message carries.
+    /// Type of a message, by its content.
     MessageType, "message type", {
         /// Nodes to execute.
         Job = "job",
         /// A line of conversation.
         Chat = "chat",
-        /// A letter.
+        /// A mail.
         Mail = "mail",
     }
 );
@@ -77,7 +77,7 @@ text_enum!(
         Acknowledged = "acknowledged",
         /// All its nodes have ended.
         Processed = "processed",
-        /// It will not arrive; the field `error` says why.
+        /// The message will not arrive; the field `error` says why.
         Error = "error",
     }
 );
@@ -100,9 +100,9 @@ text_enum!(
 /// Names a message within its context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MessageKey {
-    /// Whose message it is; 0 for one that came from elsewhere.
+    /// Actor that owns the message; 0 for one that came from elsewhere.
     pub caller: ActorId,
-    /// Its number within the caller.
+    /// Number of the message within the caller.
     pub id: MessageId,
 }
 
@@ -117,7 +117,7 @@ pub struct Message {
     pub flow_id: Option<FlowId>,
     /// The runner record it is for.
     pub to: RunnerId,
-    /// What it carries.
+    /// Type of the message.
     pub message_type: MessageType,
     /// The nodes to execute.
     pub nodes: Vec<Execution>,

@@ -16,13 +16,13 @@ pub struct Name(Arc<str>);
 /// Why a text is no [`Name`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NameError {
-    /// It has no characters.
+    /// The name has no characters.
     #[error("a name must not be empty")]
     Empty,
-    /// It is longer than the limit.
+    /// The name is longer than the limit.
     #[error("a name has at most {NAME_CHARS_MAX} characters, this one has {0}")]
     TooLong(usize),
-    /// It contains something else than the allowed characters.
+    /// The name contains a character that is not allowed.
     #[error("a name is made of A-Z a-z 0-9 _ and -, not {0:?}")]
     Character(char),
 }

@@ -33,7 +33,7 @@ pub enum NodeState {
     Completed,
     /// Ended badly.
     Failed,
-    /// Ended because somebody asked.
+    /// Ended on request.
     Cancelled,
     /// Will not run in this generation.
     Skipped,
@@ -52,7 +52,7 @@ impl NodeState {
         Self::Skipped,
     ];
 
-    /// As it stands in Redis.
+    /// Returns the state as stored in Redis.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -67,19 +67,19 @@ impl NodeState {
         }
     }
 
-    /// As people are told it: nothing executes what is dispatched.
+    /// Returns the state as people see it: DISPATCHED reads `queued`, since nothing executes the node yet.
     #[must_use]
     pub const fn display_name(self) -> &'static str {
         if matches!(self, Self::Dispatched) { "queued" } else { self.as_str() }
     }
 
-    /// Whether the node has ended in this generation.
+    /// Returns true if the node has ended in this generation.
     #[must_use]
     pub const fn is_end(self) -> bool {
         matches!(self, Self::Completed | Self::Failed | Self::Cancelled | Self::Skipped)
     }
 
-    /// What old readers find in `job:*`'s field `status`.
+    /// Returns the state as old readers find it in `job:*`'s field `status`.
     #[must_use]
     pub const fn job_status(self) -> &'static str {
         match self {
@@ -127,7 +127,7 @@ impl RunIf {
     /// All of them.
     pub const ALL: [Self; 4] = [Self::AllSucceeded, Self::NoneFailed, Self::AllDone, Self::AnyFailed];
 
-    /// As it stands in flow files.
+    /// Returns the condition as written in flow files.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -143,13 +143,13 @@ impl RunIf {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct NodeTarget {
-    /// This runner record only.
+    /// The only runner record that may be used.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub runner: Option<RunnerId>,
     /// Instances of this group only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub group: Option<Name>,
-    /// This instance of the group only.
+    /// The only instance of the group that may be used.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub instance: Option<u32>,
     /// Runners that carry all of these labels.
@@ -163,7 +163,7 @@ pub struct NodeTarget {
 pub struct BackoffPolicy {
     /// Seconds before the second try, at most.
     pub initial_secs: f64,
-    /// What each further wait is multiplied with.
+    /// Factor between one wait and the next.
     pub multiplier: f64,
     /// Seconds a wait never exceeds.
     pub max_secs: f64,
@@ -185,7 +185,7 @@ impl BackoffPolicy {
     }
 }
 
-/// What decides about tries and time.
+/// Policy of a node's tries and times.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct NodePolicy {
@@ -209,7 +209,7 @@ pub struct NodePolicy {
     /// The isolation that it needs at least.
     #[serde(skip_serializing_if = "Isolation::is_basic")]
     pub isolation: Isolation,
-    /// It may use the network.
+    /// Allows the job to use the network.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub network: bool,
     /// Lost attempts that are followed by another one. They use up no retries.
@@ -217,13 +217,13 @@ pub struct NodePolicy {
     /// The wait after a lost attempt, by the losses before it.
     #[serde(skip_serializing_if = "is_default")]
     pub loss_backoff: BackoffPolicy,
-    /// Its script may run again though it is not known how far an attempt came. Otherwise the first loss ends the node.
+    /// Allows a rerun when it is not known how far an attempt came. Otherwise the first loss ends the node.
     #[serde(skip_serializing_if = "bool::clone")]
     pub idempotent: bool,
 }
 
 impl NodePolicy {
-    /// Whether attempts of the node go before all others of its context that wait at a supervisor. Only admins may ask for that.
+    /// Returns true if attempts of the node overtake all others of its context at a supervisor. Only admins may ask for that.
     #[must_use]
     pub const fn goes_first(&self) -> bool {
         self.priority == 0
@@ -265,7 +265,7 @@ pub struct NodeSpec {
     pub depends: Vec<Name>,
     /// Which of their ends let it run.
     pub run_if: RunIf,
-    /// Its failure does not fail the flow.
+    /// Keeps the node's failure from failing the flow.
     pub allow_failure: bool,
     /// Where it wants to run.
     pub target: NodeTarget,
@@ -275,7 +275,7 @@ pub struct NodeSpec {
     pub prerequisites: Vec<Prerequisite>,
     /// An expression over upstream results that lets it run.
     pub when: Option<String>,
-    /// What to execute.
+    /// Job to execute.
     pub job: JobSpec,
 }
 
@@ -322,7 +322,7 @@ pub struct FlowNode {
     /// An expression over upstream results.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub when: Option<String>,
-    /// Its failure does not fail the flow.
+    /// Keeps the node's failure from failing the flow.
     #[serde(default)]
     pub allow_failure: bool,
     /// Where it wants to run.
@@ -352,7 +352,7 @@ pub struct FlowNode {
     /// When its cancellation was asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cancel_requested_time: Option<Timestamp>,
-    /// It was closed as cancelled without the supervisor's word.
+    /// Set when the attempt was closed as cancelled without the supervisor's confirmation.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unconfirmed: bool,
     /// When its attempt was given up for `reason`. Nothing follows before the supervisor has
@@ -371,7 +371,7 @@ pub struct FlowNode {
     /// When the script started, by the supervisor's clock.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start_time: Option<Timestamp>,
-    /// When the attempt ended, by the clock of whoever ended it.
+    /// When the attempt ended, by the clock of the service that ended it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub end_time: Option<Timestamp>,
     /// The runner record it was dispatched to.
@@ -383,7 +383,7 @@ pub struct FlowNode {
     /// The instance that ran it, as `<type>:<group>:<n>`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub instance: Option<String>,
-    /// What it gave.
+    /// Result that the node gave.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub result: ResultMap,
     /// The files it made that are kept, by relative path.

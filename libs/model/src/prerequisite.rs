@@ -58,10 +58,10 @@ pub enum PrerequisiteError {
     /// The name of a signal is empty, too long or cannot be printed.
     #[error("a signal's name has 1 to {SIGNAL_CHARS_MAX} characters, none of them a control character")]
     Signal,
-    /// What follows `after:` is no time.
+    /// The text after `after:` is not a time.
     #[error("after `after:` comes a time as RFC 3339 has it, such as 2026-12-24T18:00:00Z")]
     Time,
-    /// What follows `flow:` is no flow id.
+    /// The text after `flow:` is not a flow id.
     #[error("after `flow:` comes the number of a flow of the same context")]
     Flow,
 }
@@ -71,11 +71,11 @@ pub enum PrerequisiteError {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Prerequisite {
-    /// Somebody has given the flow this signal.
+    /// The flow was given this signal.
     Signal(SignalName),
-    /// This moment has come.
+    /// The time has come.
     After(Timestamp),
-    /// That flow of the same context is FINISHED.
+    /// The flow of this number, in the same context, is FINISHED.
     Flow(FlowId),
 }
 

@@ -1,8 +1,8 @@
 //! Characters that a reader does not see as what they are, and that a terminal may obey.
 
-/// Whether a terminal or a reader may take a character for something else than a character: control characters (C0, DEL,
-/// C1), marks that change the direction of what follows, and characters without any width. The blank, the tab and the
-/// end of a line are not told apart from other control characters here.
+/// Returns true for a character that a terminal or a reader may take for something else: control characters (C0, DEL,
+/// C1), marks that change the direction of the text after them, and characters without any width. The blank, the tab and
+/// the end of a line are not told apart from other control characters here.
 #[must_use]
 pub const fn is_hidden(character: char) -> bool {
     matches!(

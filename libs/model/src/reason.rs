@@ -81,7 +81,7 @@ reason_codes! {
     Waiting = "WAITING",
     /// A prerequisite can never be met.
     PrerequisiteImpossible = "PREREQUISITE_IMPOSSIBLE",
-    /// Its `when` cannot be evaluated.
+    /// The node's `when` cannot be evaluated.
     WhenFailed = "WHEN_FAILED",
     /// READY, but no live runner takes it.
     NoLiveRunner = "NO_LIVE_RUNNER",
@@ -91,7 +91,7 @@ reason_codes! {
     ExitCode = "EXIT_CODE",
     /// The script ran longer than its `timeout`.
     Timeout = "TIMEOUT",
-    /// Its end did not arrive in time.
+    /// The attempt's end did not arrive in time.
     TimeoutResult = "TIMEOUT_RESULT",
     /// No supervisor accepted it in time.
     TimeoutAck = "TIMEOUT_ACK",
@@ -107,13 +107,13 @@ reason_codes! {
     Drained = "DRAINED",
     /// The instance that ran it vanished as often as a node may lose it in one generation.
     Quarantined = "QUARANTINED",
-    /// Somebody at the supervisor stopped the job.
+    /// The job was stopped at the supervisor.
     Stopped = "STOPPED",
     /// The message that carried it could not be delivered.
     Undeliverable = "UNDELIVERABLE",
     /// The supervisor refused it.
     Refused = "REFUSED",
-    /// The supervisor was sent it and answered what cannot be read: nobody knows whether it ran.
+    /// The supervisor was sent it and gave an unreadable answer: it is unknown whether it ran.
     Unknown = "UNKNOWN",
     /// A drained instance handed it back unstarted.
     Returned = "RETURNED",
@@ -125,7 +125,7 @@ reason_codes! {
     EnvTooLarge = "ENV_TOO_LARGE",
     /// The upstream results are beyond their limit.
     InputsTooLarge = "INPUTS_TOO_LARGE",
-    /// Its own result is beyond its limit.
+    /// The node's own result is beyond its limit.
     ResultTooLarge = "RESULT_TOO_LARGE",
     /// A file that it needs is not there any more.
     BlobMissing = "BLOB_MISSING",
@@ -135,11 +135,11 @@ reason_codes! {
     NetworkRefused = "NETWORK_REFUSED",
     /// The supervisor's policy does not take it: for its context, its coordinator, its type or who signed it.
     PolicyRefused = "POLICY_REFUSED",
-    /// Its actor's signature does not fit what is to run, is over, or belongs to another job.
+    /// The actor's signature does not fit the job, is over, or belongs to another job.
     SignatureRefused = "SIGNATURE_REFUSED",
     /// The job was killed since it used more memory than it may.
     OutOfMemory = "OUT_OF_MEMORY",
-    /// Its directory holds more than it may.
+    /// The job's directory holds more than it may.
     QuotaExceeded = "QUOTA_EXCEEDED",
     /// A disk had no room for what the runner has to write. Where nothing of the script ran it is tried again, uncounted.
     DiskFull = "DISK_FULL",
@@ -149,7 +149,7 @@ reason_codes! {
     ConditionNotMet = "CONDITION_NOT_MET",
     /// The flow was cancelled.
     FlowCancelled = "FLOW_CANCELLED",
-    /// This node was cancelled.
+    /// The node was cancelled.
     NodeCancelled = "NODE_CANCELLED",
     /// Another node failed in a flow that says `fail_fast`.
     FailFast = "FAIL_FAST",

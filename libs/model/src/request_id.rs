@@ -1,4 +1,4 @@
-//! What a caller names a request by, so that it may come again.
+//! Request ids: idempotency keys with which callers may repeat a request.
 
 use std::fmt;
 

@@ -8,7 +8,7 @@ use crate::id::JobId;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "scope")]
 pub enum Rerun {
-    /// What failed, was cancelled, or was skipped because of a failure; and all that comes after.
+    /// Nodes that failed, were cancelled, or were skipped because of a failure; and all that comes after.
     Failed,
     /// Every node.
     All,

@@ -15,7 +15,7 @@ use crate::time::Timestamp;
 /// A registration in a context of one supervisor as a place where its jobs may run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Runner {
-    /// Its number within the context.
+    /// Number of the runner within the context.
     pub id: RunnerId,
     /// The supervisor's Mycelium public key, when it is known.
     pub pubkey: String,
@@ -25,15 +25,15 @@ pub struct Runner {
     pub topic: String,
     /// The Ed25519 key its events are signed with, when it has one.
     pub signing_key: String,
-    /// What may be sent there; empty for whatever its instances offer.
+    /// Script types that may be sent there; empty for all that its instances offer.
     pub script_types: Vec<ScriptType>,
     /// The group that jobs without one of their own go to.
     pub group: Option<Name>,
-    /// What selectors may ask for.
+    /// Labels that selectors may ask for.
     pub labels: BTreeMap<String, String>,
     /// The supervisor is on this machine.
     pub local: bool,
-    /// What its requests travel in.
+    /// Form in which requests to the supervisor travel.
     pub envelope: EnvelopeForm,
     /// With [`EnvelopeForm::Plain`]: the name of the secret that goes with each request; empty for none.
     pub secret_ref: String,
@@ -50,14 +50,14 @@ pub struct Runner {
 }
 
 impl Runner {
-    /// Whether it may be sent new jobs.
+    /// Returns true if the runner may be sent new jobs.
     #[must_use]
     pub const fn takes_jobs(&self) -> bool {
         self.drained_at.is_none() && self.deleted_at.is_none()
     }
 }
 
-/// What requests to a supervisor travel in.
+/// Form in which requests to a supervisor travel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EnvelopeForm {
@@ -69,7 +69,7 @@ pub enum EnvelopeForm {
 }
 
 impl EnvelopeForm {
-    /// As it stands in Redis.
+    /// Returns the form as stored in Redis.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -82,11 +82,11 @@ impl EnvelopeForm {
 /// One worker process, or one kind of script that it takes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InstanceInfo {
-    /// What it executes.
+    /// Type of the scripts that the instance executes.
     pub script_type: ScriptType,
-    /// Its group.
+    /// Group of the instance.
     pub group: Name,
-    /// Its number within the group.
+    /// Number of the instance within the group.
     pub number: u32,
     /// How many jobs it runs at once.
     pub slots: u32,
@@ -94,7 +94,7 @@ pub struct InstanceInfo {
     pub busy: u32,
     /// The isolation its jobs get.
     pub isolation: Isolation,
-    /// What that is made of on its machine, such as `landlock-7`, `seccomp`, `cgroup-v1`.
+    /// Layers that make up this isolation on its machine, such as `landlock-7`, `seccomp`, `cgroup-v1`.
     #[serde(default)]
     pub layers: Vec<String>,
     /// The version of its program.
@@ -111,18 +111,18 @@ impl InstanceInfo {
     }
 }
 
-/// What a supervisor says of itself every few seconds.
+/// Presence that a supervisor announces every few seconds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Presence {
     /// The supervisor's own name: random, made with its store, never reused.
     pub supervisor: String,
     /// The version of its program.
     pub version: String,
-    /// Its live instances.
+    /// Live instances of the supervisor.
     pub instances: Vec<InstanceInfo>,
     /// Jobs that wait in its queues.
     pub queued: u64,
-    /// It takes no new jobs.
+    /// Set while the supervisor takes no new jobs.
     #[serde(default)]
     pub draining: bool,
 }
@@ -130,13 +130,13 @@ pub struct Presence {
 /// A supervisor says more of itself than it may.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PresenceError {
-    /// Its name, or its version.
+    /// The name, or the version, is too long.
     #[error("the name and the version of a supervisor have at most {max} bytes each, not {found}", max = limits::SUPERVISOR_NAME_BYTES_MAX)]
     Name {
         /// The longer of both.
         found: usize,
     },
-    /// Its instances.
+    /// There are too many instances.
     #[error("a supervisor tells of at most {max} instances, not {found}", max = limits::PRESENCE_INSTANCES_MAX)]
     Instances {
         /// How many they are.
@@ -159,7 +159,7 @@ impl Presence {
         128 + supervisor.len() + version.len() + instances
     }
 
-    /// What somebody else says of itself has its limits, since whoever asks for runners is told all of it.
+    /// Checks the limits of another supervisor's presence, since every client that lists runners gets all of it.
     ///
     /// # Errors
     /// Names the limit that it is beyond.
@@ -191,7 +191,7 @@ impl Presence {
         all - self.instances.len()
     }
 
-    /// Whether a live instance offers `script_type`, in `group` when one is named
+    /// Returns true if a live instance offers `script_type`, in `group` when one is named
     /// and under `number` when one is named, with at least this isolation.
     #[must_use]
     pub fn offers(
@@ -216,11 +216,11 @@ impl Presence {
 pub struct RunnerView {
     /// The registration.
     pub runner: Runner,
-    /// What the supervisor last said; absent when it was never heard.
+    /// Presence that the supervisor announced last; absent when it was never heard.
     pub presence: Option<Presence>,
     /// When it was last heard.
     pub last_seen: Option<Timestamp>,
-    /// Whether it was heard recently enough to be sent jobs.
+    /// True if the supervisor was heard recently enough to be sent jobs.
     pub live: bool,
 }
 

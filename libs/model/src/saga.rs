@@ -14,37 +14,37 @@ const CORRELATION_BYTES_MAX: usize = 256;
 /// Why a text is no name of this kind.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SagaNameError {
-    /// It has no characters.
+    /// The text has no characters.
     #[error("the {kind} must not be empty")]
     Empty {
-        /// What it would have named.
+        /// Kind of name that was parsed.
         kind: &'static str,
     },
-    /// It is longer than its limit.
+    /// The text is longer than its limit.
     #[error("the {kind} has {length} {unit}, at most {most} are allowed")]
     TooLong {
-        /// What it would have named.
+        /// Kind of name that was parsed.
         kind: &'static str,
-        /// What its length is counted in.
+        /// Unit of the length.
         unit: &'static str,
-        /// Its length.
+        /// Length of the text.
         length: usize,
         /// The limit.
         most: usize,
     },
-    /// It contains something else than the allowed characters.
+    /// The text contains a character that is not allowed.
     #[error("the {kind} is made of {made_of}, not {found:?}")]
     Character {
-        /// What it would have named.
+        /// Kind of name that was parsed.
         kind: &'static str,
-        /// What it may contain.
+        /// Characters that the name may contain.
         made_of: &'static str,
         /// The first that is something else.
         found: char,
     },
 }
 
-/// Whose sagas and effects these are: 1 to 64 characters of `[A-Za-z0-9_-]`. Cheap to clone.
+/// Tenant that owns sagas and effects: 1 to 64 characters of `[A-Za-z0-9_-]`. Cheap to clone.
 ///
 /// Where there are no tenants it is [`TenantId::single`], which has no text and which no text can be parsed into.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -57,7 +57,7 @@ impl TenantId {
         Self(Arc::from(""))
     }
 
-    /// Whether there are no tenants.
+    /// Returns true where there are no tenants.
     #[must_use]
     pub fn is_single(&self) -> bool {
         self.0.is_empty()
@@ -107,7 +107,7 @@ definition_name!(
     TimerName, "name of a timer"
 );
 
-/// What all events of one run of a saga have in common: 1 to 256 bytes of any text. Cheap to clone.
+/// Correlation id that all events of one run of a saga share: 1 to 256 bytes of any text. Cheap to clone.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CorrelationId(Arc<str>);
 
@@ -210,7 +210,7 @@ macro_rules! states {
                 }
             }
 
-            /// Whether nothing happens to it any more.
+            /// Returns true for a final state.
             #[must_use]
             pub const fn is_end(self) -> bool {
                 matches!(self, $(Self::$end)|+)
@@ -236,19 +236,19 @@ macro_rules! states {
 states!(
     /// Where an instance of a saga stands.
     SagaStatus {
-        /// It goes from step to step.
+        /// The instance goes from step to step.
         Running = "running",
-        /// It undoes what was done, backwards.
+        /// The instance undoes its completed steps, backwards.
         Compensating = "compensating",
-        /// What may not fail has failed for good: somebody has to look.
+        /// A step that may not fail has failed permanently: a person has to look.
         Stuck = "stuck",
-        /// It has done what it was for.
+        /// The instance has done what it was for.
         Completed = "completed",
-        /// It ended otherwise, as its definition says.
+        /// The instance ended otherwise, as its definition says.
         Failed = "failed",
         /// Everything that was done is undone.
         Compensated = "compensated",
-        /// Somebody ended it where it stood.
+        /// A person ended the instance where it stood.
         Killed = "killed",
     }
     ends: Completed | Failed | Compensated | Killed
@@ -257,25 +257,25 @@ states!(
 states!(
     /// Where a call of an effect stands.
     EffectState {
-        /// Its command has come.
+        /// The call's command has come.
         Accepted = "accepted",
-        /// It is about to be made, is being made, or was.
+        /// The call is about to be made, is being made, or was.
         Calling = "calling",
-        /// It will be made again.
+        /// The call will be made again.
         Backoff = "backoff",
-        /// Its answer comes later.
+        /// The call's answer comes later.
         Waiting = "waiting",
-        /// It may have happened.
+        /// The call may have happened.
         Unknown = "unknown",
         /// A person has to say whether it happened.
         Manual = "manual",
-        /// It succeeded.
+        /// The call succeeded.
         Succeeded = "succeeded",
-        /// It failed for good.
+        /// The call failed permanently.
         Failed = "failed",
-        /// It took too long.
+        /// The call took too long.
         TimedOut = "timed_out",
-        /// Nobody wants it any more.
+        /// The call is not wanted any more.
         Cancelled = "cancelled",
     }
     ends: Succeeded | Failed | TimedOut | Cancelled

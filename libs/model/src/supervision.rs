@@ -1,4 +1,4 @@
-//! What a coordinator and a supervisor say to each other: the parameters and results of their methods.
+//! Protocol between coordinators and supervisors: the parameters and results of its methods.
 
 use serde::{Deserialize, Serialize};
 
@@ -34,7 +34,7 @@ pub mod method {
     pub const BLOB_GET: &str = "blob.get";
     /// To a coordinator: [`super::BlobPut`] → nothing of interest.
     pub const BLOB_PUT: &str = "blob.put";
-    /// To another coordinator: [`crate::Letter`] → [`crate::LetterAccepted`].
+    /// To another coordinator: [`crate::DirectMessage`] → [`crate::DirectMessageAccepted`].
     pub const MESSAGE_DELIVER: &str = "message.deliver";
 }
 
@@ -72,14 +72,14 @@ pub struct JobStop {
     pub grace_secs: u32,
 }
 
-/// What became of the wish to stop an attempt.
+/// Result of asking to stop an attempt.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobStopped {
-    /// It does not run, and will not.
+    /// The attempt does not run, and will not.
     pub stopped: bool,
     /// Where it stands: `unknown`, `stopped`, `stopping`, or how it had ended before.
     pub state: String,
-    /// What had to be killed beside its own process, once it has ended.
+    /// Processes that had to be killed beside the attempt's own, once it has ended.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ended: Vec<EndedProcess>,
 }
@@ -93,7 +93,7 @@ pub const STATE_STARTED: &str = "started";
 /// The state of an attempt that was handed back unstarted.
 pub const STATE_RETURNED: &str = "returned";
 
-/// Says that nobody will ask for attempts any more, since their flow is gone: what has ended is forgotten, what has not goes on.
+/// Says that attempts are not needed any more, since their flow is gone: those that have ended are forgotten, others go on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobsForget {
     /// Which; all of one context, and at most [`JOBS_FORGET_MAX`].
@@ -151,7 +151,7 @@ pub struct JobLogs {
 pub struct JobLogPiece {
     /// Where it begins: where it was asked for, or at the next character.
     pub offset: u64,
-    /// What was printed; empty at the end.
+    /// Text that was printed; empty at the end.
     pub text: String,
     /// Where the next piece begins.
     pub next_offset: u64,
@@ -179,7 +179,7 @@ pub struct JobEvent {
     pub origin: AttemptOrigin,
     /// Counts the attempt's events from 1.
     pub seq: u64,
-    /// What happened.
+    /// Event that is reported.
     pub event: JobEventKind,
 }
 
@@ -194,11 +194,11 @@ pub enum JobEventKind {
         /// By the supervisor's clock.
         time: Timestamp,
     },
-    /// It printed something.
+    /// The attempt printed something.
     Log(JobOutput),
-    /// It ended.
+    /// The attempt ended.
     Ended(Box<AttemptEnd>),
-    /// It was handed back unstarted.
+    /// The attempt was handed back unstarted.
     Returned,
 }
 
@@ -207,7 +207,7 @@ pub enum JobEventKind {
 pub struct JobOutput {
     /// How many bytes were printed before it.
     pub offset: u64,
-    /// What was printed; bytes that are not UTF-8 were replaced.
+    /// Text that was printed; bytes that are not UTF-8 were replaced.
     pub text: String,
     /// When the first of it was printed, by the machine's clock.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -215,7 +215,7 @@ pub struct JobOutput {
 }
 
 impl JobEvent {
-    /// As the scheduler is told; a piece of output is no report.
+    /// Converts the event to a report for the scheduler; a piece of output is no report.
     ///
     /// # Errors
     /// Gives a piece of output.
@@ -238,15 +238,15 @@ pub struct ContextDrop {
     pub context_uid: ContextUid,
 }
 
-/// A coordinator has another root: that which has signed this. What is bound to its earlier ones is its own from now on,
-/// and they are refused. Changes nothing when it is said again.
+/// Announces a coordinator's new root: the one that has signed this. Contexts bound to its earlier roots are bound to it
+/// from now on, and the earlier roots are refused. Idempotent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CoordinatorSucceed {
     /// The changes that lead to it, oldest first: each an envelope as JSON, signed by the root before it and the one after.
     pub changes: Vec<String>,
 }
 
-/// What was bound to earlier roots is the last one's.
+/// Confirms that everything bound to earlier roots is bound to the last one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CoordinatorSucceeded {
     /// Contexts that were, and are passed on now; 0 when nothing was bound, or all was passed on before.
@@ -258,7 +258,7 @@ pub struct CoordinatorSucceeded {
 pub struct BlobGet {
     /// The attempt that needs it.
     pub job_key: JobKey,
-    /// Its context, as the coordinator numbered it.
+    /// Context of the attempt, as the coordinator numbered it.
     pub context_id: ContextId,
     /// Which blob.
     pub sha256: BlobHash,
@@ -280,9 +280,9 @@ pub struct BlobPiece {
 pub struct BlobPut {
     /// The attempt that made it.
     pub job_key: JobKey,
-    /// Its context, as the coordinator numbered it.
+    /// Context of the attempt, as the coordinator numbered it.
     pub context_id: ContextId,
-    /// What the whole hashes to.
+    /// Hash of the whole output.
     pub sha256: BlobHash,
     /// How many bytes the whole has.
     pub size: u64,

@@ -1,4 +1,4 @@
-//! What is wrong with a request, all of it at once.
+//! Violations in a request, all of them at once.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use std::fmt;
 pub struct Violation {
     /// The path of the field, as in `nodes[3].depends[0]`; empty where it is the request as a whole.
     pub field: String,
-    /// What is wrong, and what would be right. A sentence without a period.
+    /// The error, and what would be right. A sentence without a period.
     pub description: String,
 }
 
@@ -50,7 +50,7 @@ impl Violations {
         &self.0
     }
 
-    /// Whether nothing was wrong.
+    /// Returns true if nothing was wrong.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()

@@ -312,7 +312,7 @@ pub trait Bus: Send + Sync + 'static {
     /// Dropping the future ends the attempts; the payload may have left already.
     ///
     /// # Errors
-    /// [`BusError::Unreachable`] when nobody took it in time, [`BusError::Down`], [`BusError::Expired`],
+    /// [`BusError::Unreachable`] when no node took it in time, [`BusError::Down`], [`BusError::Expired`],
     /// [`BusError::TooLarge`], [`BusError::NotPlain`], [`BusError::Refused`], [`BusError::BadTopic`].
     async fn send(&self, parcel: Datagram<'_>) -> Result<(), BusError>;
 
@@ -401,7 +401,7 @@ impl InboxShortcut {
 
 impl fmt::Debug for InboxShortcut {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Shortcut")
+        f.write_str("InboxShortcut")
     }
 }
 

@@ -251,8 +251,8 @@ struct PeerSender {
 
 #[async_trait]
 impl DirectSender for PeerSender {
-    /// When a payload cannot be sent, whoever waits for an answer of that node learns so at once: waiting for its time limit
-    /// would not make it come. What was not taken within its own time limit concerns nobody else.
+    /// Sends a payload. When that fails, callers that wait for an answer of the node get an error at once: waiting for the
+    /// time limit would not help. A payload that was not taken within its own time limit concerns no other caller.
     async fn send(&self, outgoing: OutgoingPayload) -> PayloadSendResult {
         let OutgoingPayload { payload, deadline, context, reply_to, batch } = outgoing;
         let (to, ChannelOptions { topic, form }) = (self.to, &self.options);
@@ -277,7 +277,7 @@ impl DirectSender for PeerSender {
     }
 }
 
-/// Sends in order, as many together as the bus wishes, for as long as the conversation is held by anybody.
+/// Sends in order, as many together as the bus allows, for as long as the conversation has an owner.
 async fn send_all(leaving: PeerSender, peer: WeakJsonRpcPeer, mut payloads: mpsc::Receiver<OutgoingPayload>) {
     let mut sends = FuturesUnordered::new();
     let mut ended = false;

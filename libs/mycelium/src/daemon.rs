@@ -2,13 +2,13 @@
 //!
 //! The daemon carries messages from node to node and authenticates who sent them. It keeps them in memory
 //! only, hands each over at most once, in any order, never delivers some sizes, and does nothing else while
-//! a pop waits. The bus makes of that: a payload is handed to whoever listens once for each time that it
+//! a pop waits. The bus makes of that: a payload is handed to the listener once for each time that it
 //! was sent, or its sender learns that it was not.
 //!
 //! - Every frame carries its sender's number for it, a deadline and a length ([`frame`]), and is padded
 //!   to a size that arrives. Long payloads go in parts ([`reassembly`]). Plain JSON-RPC goes and comes as it is.
 //! - The bus at the other end acknowledges each frame by a reply; the sender pushes it again until it has
-//!   one, from the key that it asked ([`outgoing`]). What comes twice is told by its number ([`duplicates`]).
+//!   one, from the key that it asked ([`outgoing`]). Duplicates are found by their number ([`duplicates`]).
 //! - A node that does not answer is probed with one message at a time, more and more rarely; what
 //!   is for others is not held up ([`node_channel`]).
 //! - Messages are looked for without waiting, kept in the daemon until they are persisted, then taken
@@ -16,9 +16,9 @@
 //! - A daemon that is down is dialled again and again; what is being sent waits, until its deadline
 //!   ([`connection`]).
 //!
-//! Persisting is the matter of whoever answers JSON-RPC: a supervisor stores a job before it answers
+//! Persisting is the task of the JSON-RPC handler: a supervisor stores a job before it answers
 //! `job.run`, a coordinator an event. [`crate::BusPeers`] gives the receipt when the handler is done, and
-//! whoever called repeats until it was answered; job keys tell repetitions apart, also those that this
+//! the caller repeats its call until it was answered; job keys tell repetitions apart, also those that this
 //! bus no longer can because it was started again.
 
 mod api;

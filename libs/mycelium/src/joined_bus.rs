@@ -72,7 +72,7 @@ impl Bus for JoinedBus {
     }
 }
 
-/// Hands on what comes in from elsewhere, until nobody listens any more.
+/// Forwards payloads from elsewhere, until the listener is gone.
 async fn pass_on(mut inbox: BusInbox, to: mpsc::Sender<IncomingPayload>) {
     loop {
         let next = tokio::select! {

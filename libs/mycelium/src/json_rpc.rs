@@ -1,7 +1,7 @@
 //! JSON-RPC 2.0: requests, notifications, responses, batches.
 //!
 //! Everything that comes in is parsed strictly and within limits; parameters and results stay raw until
-//! whoever knows their type reads them.
+//! code that knows their type reads them.
 
 mod parse;
 mod peer;
@@ -163,7 +163,7 @@ impl JsonRpcCall {
         Self { method, params, context: None }
     }
 
-    /// For a context: whoever seals what leaves is told, and nobody else. All calls of a batch are of one context.
+    /// Assigns the call to a context, for the guard only. All calls of a batch are of one context.
     #[must_use]
     pub fn of_context(self, context: u32) -> Self {
         Self { context: Some(context), ..self }

@@ -2,7 +2,7 @@
 //! answers from, and all conversions between wire and model.
 //!
 //! Conversions destructure what they convert exhaustively, so that a new field
-//! does not compile until somebody has decided about it.
+//! does not compile until its conversion is decided.
 
 /// The public API, package `mycora.v1`.
 #[allow(
@@ -17,7 +17,7 @@ pub mod v1 {
     include!("generated/mycora.v1.rs");
 }
 
-/// What services say among themselves, package `mycora.internal.v1`.
+/// Internal API between services, package `mycora.internal.v1`.
 pub mod internal {
     /// The first version.
     #[allow(

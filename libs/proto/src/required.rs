@@ -16,7 +16,7 @@ pub trait Required {
     fn note_missing(&self, violations: &mut Violations);
 }
 
-/// Whether a field has the value that stands for none.
+/// Test for a field with the value that stands for none.
 trait Unset {
     fn is_unset(&self) -> bool;
 }
@@ -208,7 +208,7 @@ mod tests {
         "ListLanesRequest",
     ];
 
-    /// Whether it may be left out is known to the server alone, which has tenants or none.
+    /// The server alone knows whether the tenant may be left out, since it has tenants or none.
     #[test]
     fn every_request_about_sagas_has_a_tenant_and_names_what_it_is_about() {
         let set = FileDescriptorSet::decode(crate::DESCRIPTORS).expect("a good set");

@@ -8,25 +8,25 @@ pub enum JobAcceptError {
     /// The key is known with other content. Lasting.
     #[error("KEY_CONFLICT: {0}")]
     KeyConflict(String),
-    /// It was stopped before it arrived. Lasting.
+    /// The job was stopped before it arrived. Permanent.
     #[error("STOPPED: {0}")]
     Stopped(String),
-    /// Its context belongs to another coordinator. Lasting.
+    /// The job's context belongs to another coordinator. Permanent.
     #[error("CONTEXT_CLAIMED: {0}")]
     ContextClaimed(String),
-    /// Its coordinator has deleted the context. Lasting.
+    /// The job's coordinator has deleted the context. Permanent.
     #[error("CONTEXT_DROPPED: {0}")]
     ContextDropped(String),
-    /// Its actor's signature belongs to another job. Lasting.
+    /// The signature of the job's actor belongs to another job. Permanent.
     #[error("SIGNATURE_REFUSED: {0}")]
     SignatureRefused(String),
-    /// It was known when it was looked for, and is not any more. Passing: offered again, it is a new one.
+    /// The job was known when it was looked up, and is known no longer. Transient: offered again, it is a new job.
     #[error("FORGOTTEN: {0}")]
     Forgotten(String),
-    /// Its coordinator has another root now. Passing: whoever has that one may offer it.
+    /// The job's coordinator has another root key now. Transient: the holder of that key may offer the job.
     #[error("ROOT_SUCCEEDED: {0}")]
     RootSucceeded(String),
-    /// There is no room. Passing.
+    /// There is no room. Transient.
     #[error("QUEUE_FULL: {0}")]
     QueueFull(String),
     /// Redis gave trouble; the same offer may be made again.
@@ -52,7 +52,7 @@ impl JobAcceptError {
         }
     }
 
-    /// Whether offering it again cannot help.
+    /// Returns true for an error that offering the job again cannot resolve.
     #[must_use]
     pub const fn is_permanent(&self) -> bool {
         match self {

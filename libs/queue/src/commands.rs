@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 /// How long one pop waits before it is asked anew.
 const BLOCK: Duration = Duration::from_secs(30);
 
-/// What an instance is told to do.
+/// Command that the supervisor sends to an instance.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "command")]
 pub enum InstanceCommand {
@@ -33,7 +33,7 @@ pub enum InstanceCommand {
 /// Waits for commands on a connection of its own.
 ///
 /// A command whose answer is lost with the connection is gone; stops are told again by
-/// [`crate::Instance::refresh`].
+/// [`crate::InstanceSession::refresh`].
 #[derive(Debug)]
 pub struct InstanceCommandReader {
     blocking: BlockingConnection,
@@ -73,7 +73,7 @@ impl TypeCommandReader {
         Self { blocking }
     }
 
-    /// Waits for a command, to be passed on with [`crate::Supervisor::command`]. Gives none when `cancel` was
+    /// Waits for a command, to be passed on with [`crate::SupervisorQueues::command`]. Gives none when `cancel` was
     /// ready first, and now and then when there is none.
     ///
     /// # Errors

@@ -169,8 +169,8 @@ impl JobConsumer {
         self.instance.read_taken(answer).await
     }
 
-    /// What is claimed in this instance's name and nobody here knows of: its answer was lost. What was popped and not claimed is put
-    /// back.
+    /// Returns the jobs that are claimed in this instance's name and unknown here, because the answer was lost. Jobs that were
+    /// popped and not claimed go back to their queue.
     async fn forgotten(&self) -> Result<Vec<ClaimedJob>> {
         let _nothing = self.consumer_state().claim_in_flight.write().await;
         for queue in &self.consumer_state().queues {

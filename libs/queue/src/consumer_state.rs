@@ -16,15 +16,15 @@ use crate::script::{FINISH_AND_TAKE, TAKE};
 /// A job that this instance has to run now: it is recorded as started.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ClaimedJob {
-    /// What is to run.
+    /// Attempt to run.
     pub execution: Execution,
-    /// What the supervisor's policy gives it.
+    /// Grants that the supervisor's policy gives the job.
     pub grants: Grants,
     /// When it was recorded as started, by the clock of the supervisor's Redis.
     pub started_at: Timestamp,
 }
 
-/// What an instance takes.
+/// State of an instance's job intake.
 #[derive(Debug)]
 pub(crate) struct JobConsumerState {
     instance: String,
@@ -219,7 +219,7 @@ fn parts(entry: &str) -> Option<[&str; 5]> {
     Some([key, time, job, script, grants])
 }
 
-/// What is to run, and what it is given; what a job without grants gets is the default.
+/// Reads the attempt to run and its grants; a job without grants gets the default ones.
 pub(crate) fn read(
     job: &str,
     script: String,

@@ -14,30 +14,30 @@ const BATCH: usize = 200;
 /// How many keys one script looks at for bindings.
 const INDEX_BATCH: usize = 1000;
 
-/// Who says that a coordinator has another root.
+/// Authority by which a coordinator gets another root key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RotationAuthority {
-    /// The root before. One that was succeeded itself does not come back.
+    /// The previous root key. A key that was itself retired does not come back.
     Root,
-    /// Whoever runs the supervisor, who may bring back any.
+    /// The operator of the supervisor, who may bring back any key.
     Operator,
 }
 
-/// What is known of a root that another is to come after.
+/// Outcome of beginning the rotation of a root key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RotationStartOutcome {
-    /// Nothing is bound to it: nothing has changed.
+    /// Nothing is bound to the old key: nothing has changed.
     Unknown,
-    /// It was succeeded by that one before. Perhaps not everything was passed on.
+    /// The rotation to this new key was begun before. Some bindings may not be transferred yet.
     Known,
-    /// From now on it is refused.
+    /// The old key is refused from now on.
     Noted,
 }
 
-/// What was passed on to another root.
+/// Numbers of bindings that were transferred to another root key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RootTransferCounts {
-    /// Contexts that were bound to the one before.
+    /// Contexts that were bound to the previous key.
     pub contexts: u64,
     /// Their jobs.
     pub jobs: u64,
@@ -75,7 +75,7 @@ impl SupervisorQueues {
         Ok(roots.into_iter().collect())
     }
 
-    /// A coordinator has another root: from now on the old one is refused, and what is bound to it is the new one's. To
+    /// Begins the rotation of a coordinator's root key: from now on the old key is refused, and its bindings are the new key's. To
     /// be followed by [`SupervisorQueues::transfer_bindings`]. May be repeated.
     ///
     /// # Errors

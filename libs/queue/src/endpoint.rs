@@ -5,7 +5,7 @@ use kv::{EndpointError, KvEndpoint};
 /// Why the queues cannot be where a URL says.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum QueueEndpointError {
-    /// It is no URL of a Redis.
+    /// The text is not the URL of a Redis.
     #[error(transparent)]
     Malformed(EndpointError),
     /// Each change is one script over keys that a cluster puts in different slots.

@@ -1,4 +1,4 @@
-//! What happens to jobs, as the supervisor hears it.
+//! Events of jobs, as the supervisor reads them.
 
 use std::future::Future;
 use std::time::Duration;
@@ -29,17 +29,17 @@ pub struct QueuedJobOrigin {
 /// Something that happened to a job.
 #[derive(Debug, Clone, PartialEq)]
 pub struct QueueEvent {
-    /// Its place in the stream; what [`QueueEventReader::acknowledge`] wants back.
+    /// Position in the stream, to be passed to [`QueueEventReader::acknowledge`].
     pub id: String,
     /// Which job.
     pub job_key: JobKey,
     /// Counts the job's events from 1.
     pub number: u64,
-    /// Who has to be told.
+    /// Coordinator to notify.
     pub coordinator: String,
     /// Where the job came from.
     pub origin: QueuedJobOrigin,
-    /// What happened.
+    /// Kind of the event.
     pub kind: QueueEventKind,
 }
 
@@ -54,11 +54,11 @@ pub enum QueueEventKind {
         /// By the clock of the supervisor's Redis.
         time: Timestamp,
     },
-    /// It printed something.
+    /// The attempt printed something.
     Log(LogChunk),
-    /// It ended.
+    /// The attempt ended.
     Ended(Box<AttemptEnd>),
-    /// It was handed back unstarted.
+    /// The attempt was handed back unstarted.
     Returned,
 }
 
@@ -67,7 +67,7 @@ pub enum QueueEventKind {
 pub struct LogChunk {
     /// How many bytes were printed before it.
     pub offset: u64,
-    /// What was printed; bytes that are not UTF-8 were replaced.
+    /// Output that was printed; bytes that are not UTF-8 were replaced.
     pub text: String,
     /// When the first of it was printed, by the instance's clock; absent where nobody noted it.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -1,4 +1,4 @@
-//! What the fuzzer reads with: records as they come from Redis, where anybody may have written them.
+//! Readers for the fuzzer: records as they come from Redis, where anybody may have written them.
 
 use kv::{Result, StreamEntry, Value};
 use model::{BlobHash, Execution, Grants};
@@ -33,10 +33,10 @@ pub fn job_state(value: Value) -> Result<Option<QueueJobSnapshot>> {
     QueueJobSnapshot::from_value(value)
 }
 
-/// What an instance is given of a job.
+/// Reads the part of a job record that an instance is given.
 ///
 /// # Errors
-/// It cannot be understood.
+/// The record cannot be understood.
 pub fn job(job: &str, script: String, grants: Option<&str>) -> serde_json::Result<(Execution, Grants)> {
     crate::consumer_state::read(job, script, grants)
 }
@@ -63,18 +63,18 @@ pub fn needed_blobs(job: Option<String>, end: Option<String>) -> Result<Vec<Blob
     crate::maintenance::needed(job, end)
 }
 
-/// What an old worker wrote: read, and made the call that ends its job.
+/// Reads the end that a legacy worker wrote, and builds the call that ends its job.
 ///
 /// # Errors
-/// It cannot be understood.
+/// The record cannot be understood.
 pub fn old_end(value: Value) -> Result<()> {
     LegacyJobEnd::from_value(value)?.finish_call(&FINISH, "legacy:queue:x").map(drop)
 }
 
-/// What an old dispatcher wrote, as the job that it becomes, or why it becomes none.
+/// Reads the record of a legacy dispatcher as the job that it becomes, or the reason why it becomes none.
 ///
 /// # Errors
-/// It cannot be understood.
+/// The record cannot be understood.
 pub fn old_job(from: &PopBinding, value: Value) -> Result<std::result::Result<Execution, String>> {
     let found = JobImportCandidate::from_value(from, value, |_| Ok(Grants::default()))?;
     Ok(found.work.map(|(execution, _)| execution))

@@ -22,12 +22,12 @@ use crate::script::{FINISH, JOIN, LEAVE, LOG, REFRESH};
 use crate::supervisor::end_claims;
 use crate::{OUTPUT_TAIL_BYTES_MAX, crash_point};
 
-/// What an instance says of itself when it joins.
+/// Description that an instance gives of itself when it joins.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InstanceDescriptor {
-    /// Its machine.
+    /// Hostname of the instance's machine.
     pub hostname: String,
-    /// Its process.
+    /// Process id of the instance.
     pub pid: u32,
     /// When that process started, in the kernel's clock ticks since boot.
     pub process_start: u64,
@@ -35,7 +35,7 @@ pub struct InstanceDescriptor {
     pub slots: u32,
     /// The isolation its jobs get.
     pub isolation: Isolation,
-    /// What that is made of.
+    /// Layers that provide the isolation.
     pub layers: Vec<String>,
     /// The version of its program.
     pub version: String,
@@ -52,7 +52,7 @@ pub enum InstanceJoinError {
     Taken {
         /// Which instance.
         instance: InstanceRef,
-        /// Who has it.
+        /// Presence record of the instance that has the name.
         holder: Box<PresenceRecord>,
     },
     /// Redis gave trouble.
@@ -66,12 +66,12 @@ impl From<Error> for InstanceJoinError {
     }
 }
 
-/// Whether a running job is still this instance's.
+/// Result of recording something about a running job: recorded, or the job is no longer this instance's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum JobRecordOutcome {
-    /// What was said is recorded.
+    /// The report is recorded.
     Recorded,
-    /// Somebody else ended it meanwhile; nothing was recorded. Absent status: it is not known any more.
+    /// The job was ended by another party meanwhile; nothing was recorded. Absent status: the job is no longer known.
     Closed(Option<QueueJobStatus>),
 }
 
@@ -82,18 +82,18 @@ pub struct JobEndReport {
     pub job_key: JobKey,
     /// How it ended.
     pub end: AttemptEnd,
-    /// What it printed since the last piece of log.
+    /// Output since the last chunk of log.
     pub last_log: Option<LogChunk>,
     /// The end of its output, for its record; cut to [`OUTPUT_TAIL_BYTES_MAX`].
     pub output_tail: String,
 }
 
-/// What an instance learns when it refreshes its presence.
+/// Orders that an instance receives when it refreshes its presence.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PresenceRefreshOutcome {
-    /// Jobs that somebody asked to stop, with seconds of grace. Repeated until they end.
+    /// Jobs that are to stop, with seconds of grace. Repeated until they end.
     pub stops: Vec<(JobKey, u32)>,
-    /// Jobs that are not this instance's any more: somebody ended them. What still runs of them has to go.
+    /// Jobs that are no longer this instance's, because another party ended them. Their remaining processes must be killed.
     pub closed: Vec<JobKey>,
 }
 
@@ -125,7 +125,7 @@ struct PresenceTracker {
 }
 
 impl PresenceTracker {
-    /// It shows that it is there.
+    /// Records that the instance has shown its presence at `now`.
     fn show(&mut self, now: Instant) {
         self.was_away |= self.is_over(now);
         self.last = now;
@@ -140,12 +140,12 @@ impl PresenceTracker {
     }
 }
 
-/// Joins as `who`. What an earlier life of it had started is ended as lost, so its processes must be dead.
+/// Joins as `who`. Jobs that an earlier life of it had started are ended as lost, so its processes must be dead.
 ///
-/// `replace` says whether whoever is present under this name is known to be dead.
+/// `replace` says whether the present holder of this name is known to be dead.
 ///
 /// # Errors
-/// A [`InstanceJoinError`].
+/// An [`InstanceJoinError`].
 pub async fn join(
     kv: &Kv,
     database: u32,
@@ -273,16 +273,16 @@ impl InstanceSession {
         Ok(standing)
     }
 
-    /// Whether every slot is taken and jobs may wait, so that one that ends had better be followed by the next in the same turn.
+    /// Returns true while every slot is taken and jobs may wait, so that an ended job should be followed by the next in one turn.
     #[must_use]
     pub fn wants_next(&self) -> bool {
         self.consumer_state().wants_next.load(Ordering::Acquire)
     }
 
-    /// As [`InstanceSession::finish`], and takes the next job for the slot that becomes free, if one waits.
+    /// Ends a job as [`InstanceSession::finish`] does, and takes the next one for the freed slot, if one waits.
     ///
     /// # Errors
-    /// Any [`kv::Error`]. The end has to be recorded again, by [`InstanceSession::finish`]; what may have been taken is found by
+    /// Any [`kv::Error`]. Record the end again with [`InstanceSession::finish`]; a job that may have been taken is found by
     /// [`JobConsumer::next`].
     pub async fn finish_and_take(
         &self,
@@ -318,7 +318,7 @@ impl InstanceSession {
         self.0.db.call(self.of_this_life(&LEAVE)).await.map(|_| ())
     }
 
-    /// Whether it may have been taken for lost since this was asked last: it did not show for so long, as one that was stopped.
+    /// Returns true if the instance may have been taken for lost since the last call: it showed no presence for too long.
     pub(crate) fn was_away(&self) -> bool {
         self.seen().was_away(Instant::now())
     }

@@ -10,21 +10,21 @@ use crate::event::QueueEventKind;
 /// Where a job stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QueueJobStatus {
-    /// It waits in a queue.
+    /// The job waits in a queue.
     Queued,
-    /// An instance runs it.
+    /// An instance runs the job.
     Started,
-    /// It succeeded.
+    /// The job succeeded.
     Finished,
-    /// It failed.
+    /// The job failed.
     Error,
-    /// It ran for too long.
+    /// The job exceeded its time limit.
     Timeout,
-    /// It was stopped on request.
+    /// The job was stopped on request.
     Stopped,
-    /// Its instance vanished.
+    /// The job's instance vanished.
     Lost,
-    /// It was handed back unstarted.
+    /// The job was handed back unstarted.
     Returned,
 }
 
@@ -41,7 +41,7 @@ impl QueueJobStatus {
         Self::Returned,
     ];
 
-    /// As it stands in Redis.
+    /// Returns the status as Redis stores it.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -76,12 +76,12 @@ impl QueueJobStatus {
     }
 }
 
-/// What is known of a job.
+/// Known state of a job.
 #[derive(Debug, Clone, PartialEq)]
 pub struct QueueJobSnapshot {
     /// Where it stands.
     pub status: QueueJobStatus,
-    /// What was accepted under its key.
+    /// Hash of the content that was accepted under the job's key.
     pub hash: BlobHash,
     /// The instance that has, or had it.
     pub instance: Option<String>,

@@ -1,7 +1,7 @@
-//! Old workers and old dispatchers, which know other keys and no scripts of ours.
+//! Legacy workers and legacy dispatchers, which know other keys and no scripts of ours.
 //!
-//! A job that old workers may take stands in one old queue beside its own. That entry is the token: whoever
-//! takes it has the job. Ours take it in the script that claims the job; an old worker pops it with a plain
+//! A job that legacy workers may take stands in one legacy queue beside its own. That entry is the token: the worker that
+//! takes it has the job. Our instances take it in the script that claims the job; a legacy worker pops it with a plain
 //! command, and a sweep notices, and reads what it writes into the job's hash.
 
 pub(crate) mod end;
@@ -30,7 +30,7 @@ pub const OLD_OUTPUT_BYTES_MAX: usize = 64 * 1024;
 
 /// How many jobs one script looks at.
 const BATCH: usize = 200;
-/// What one answer may bring of results and output, before the last of them.
+/// Most bytes of results and output in one answer, not counting the last of them.
 const ANSWER_BYTES: usize = 4 * 1024 * 1024;
 
 /// Shows a context's jobs of one type to old workers.
@@ -40,13 +40,13 @@ pub struct PushBinding {
     pub queue: LegacyQueue,
     /// Which jobs.
     pub script_type: ScriptType,
-    /// Whose.
+    /// Context of the jobs.
     pub context: ContextUid,
 }
 
 impl PushBinding {
-    /// Whether an old worker of this queue can run a job as well as an instance could. It knows the script, its
-    /// variables as they stand, and nothing else.
+    /// Returns true if a legacy worker of this queue can run the job as well as an instance could. A legacy worker
+    /// knows the script and its variables as they stand, and nothing else.
     #[must_use]
     pub fn fits(&self, job: &Execution, grants: &Grants) -> bool {
         job.job_key.context == self.context
@@ -56,7 +56,7 @@ impl PushBinding {
     }
 }
 
-/// Whether a job is nothing but a script and variables as they stand: others can run it as well as an instance.
+/// Returns true for a job that is only a script and variables as they stand, which foreign workers run as well as an instance.
 #[must_use]
 pub fn is_plain(job: &Execution, grants: &Grants) -> bool {
     let plain = |text: &String| !text.contains("${{");
@@ -66,10 +66,10 @@ pub fn is_plain(job: &Execution, grants: &Grants) -> bool {
         && job.env_vars.values().all(plain)
 }
 
-/// What a sweep found.
+/// Numbers of jobs that a sweep found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct LegacySweepCounts {
-    /// Jobs that old workers have taken since the last one.
+    /// Jobs that legacy workers have taken since the last sweep.
     pub taken: u64,
     /// Jobs that they have ended.
     pub ended: u64,

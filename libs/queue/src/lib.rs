@@ -5,8 +5,8 @@
 //! ```
 //!
 //! [`SupervisorQueues`] accepts, stops, counts, looks after what was lost, and reads what happened through
-//! [`QueueEventReader`]. An instance [`join`]s and works with an [`InstanceSession`], an [`JobConsumer`] that gives it jobs and
-//! a [`InstanceCommandReader`] that gives it commands. Every change is one script; nothing polls, but that
+//! [`QueueEventReader`]. An instance [`join`]s and works with an [`InstanceSession`], a [`JobConsumer`] that gives it jobs and
+//! an [`InstanceCommandReader`] that gives it commands. Every change is one script; nothing polls, but that
 //! old workers, who tell nobody, are looked after every second.
 //!
 //! A job's `status`: `queued → started → finished | error | timeout | stopped | lost`, or

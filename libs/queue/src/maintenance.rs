@@ -1,4 +1,4 @@
-//! What a supervisor has to know of its jobs and instances to look after its machine.
+//! Queries about jobs and instances that a supervisor needs to maintain its machine.
 
 use std::collections::HashSet;
 
@@ -30,7 +30,7 @@ pub struct SupervisorDrain {
 }
 
 impl SupervisorQueues {
-    /// Whether it takes nothing new.
+    /// Returns the supervisor's drain; nothing when it takes new jobs.
     ///
     /// # Errors
     /// Any [`kv::Error`].
@@ -65,7 +65,7 @@ impl SupervisorQueues {
         self.db().cmd(Cmd::new("HGET").arg(&binding).arg("coordinator")).await?.optional_text()
     }
 
-    /// What an instance has started and not ended.
+    /// Returns the jobs that an instance has started and not ended.
     ///
     /// # Errors
     /// Any [`kv::Error`].

@@ -1,4 +1,4 @@
-//! What coordinators offer.
+//! Offers of jobs by coordinators.
 
 use std::num::NonZeroU32;
 
@@ -11,29 +11,29 @@ use model::{Execution, Grants, Name, Timestamp};
 pub struct JobOffer {
     /// The attempt that is to run. One whose key is known with other content is refused.
     pub execution: Execution,
-    /// Who is to be told what becomes of it.
+    /// Coordinator to notify of the job's events.
     pub coordinator: String,
-    /// What the supervisor's policy gives it.
+    /// Grants that the supervisor's policy gives the job.
     pub grants: Grants,
-    /// What has to hold beside what always has.
+    /// Condition for acceptance, in addition to those that always apply.
     pub condition: AcceptCondition,
     /// How many turns its context has for one of a context of weight 1, where jobs of both wait.
     pub weight: NonZeroU32,
 }
 
-/// What has to hold for a job to be taken in, beside what always has.
+/// Condition for accepting a job, in addition to those that always apply.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum AcceptCondition {
     /// Nothing.
     #[default]
     None,
-    /// It is known: it is only told again how it stands.
+    /// The job is known already: its status is reported again, and nothing new is accepted.
     Known,
-    /// Its actor's signature has been used for no other job, which is remembered until the signature is over.
+    /// The actor's signature has been used for no other job; this is remembered until the signature expires.
     Signed {
         /// Which signature.
         nonce: ActorNonce,
-        /// From when on nobody takes it.
+        /// Time from which on the signature is not accepted.
         expires: Timestamp,
     },
 }

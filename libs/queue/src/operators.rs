@@ -1,4 +1,4 @@
-//! What those who run the machine ask for, without a coordinator.
+//! Requests of the machine's operators, made without a coordinator.
 
 use keys::supervisor as k;
 use kv::{Cmd, Result};
@@ -7,7 +7,7 @@ use model::id::Uid;
 
 use crate::SupervisorQueues;
 
-/// Whose the jobs of operators are: written as the root keys of coordinators are, and no key that anybody could sign with.
+/// Coordinator id of operators' jobs: written like a coordinator's root key, but no key that anybody could sign with.
 pub const OPERATOR: &str = "0000000000000000000000000000000000000000000000000000000000000000";
 /// How long request ids of operators are remembered.
 const REQUEST_KEEP_SECS: u32 = 24 * 3600;

@@ -11,22 +11,22 @@ pub const PRESENCE_TTL: Duration = Duration::from_secs(15);
 /// How often an instance refreshes its presence.
 pub const PRESENCE_INTERVAL: Duration = Duration::from_secs(5);
 
-/// What an instance says of itself, as it stands in Redis.
+/// Description of an instance, as Redis stores it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PresenceRecord {
-    /// Its process.
+    /// Process id of the instance.
     pub pid: u32,
     /// When that process started, in the kernel's clock ticks since boot: tells it from a later one
     /// with the same pid.
     #[serde(default)]
     pub process_start: u64,
-    /// Its machine.
+    /// Hostname of the instance's machine.
     pub hostname: String,
     /// When it joined.
     pub started_at: Timestamp,
     /// The version of its program.
     pub version: String,
-    /// What it can do: script types, and its isolation as `isolation:<level>`.
+    /// Capabilities of the instance: script types, and its isolation as `isolation:<level>`.
     pub capabilities: Vec<String>,
     /// When it last refreshed this.
     pub last_heartbeat: Timestamp,
@@ -39,7 +39,7 @@ pub struct PresenceRecord {
     /// The isolation its jobs get.
     #[serde(default, deserialize_with = "known_or_basic")]
     pub isolation: Isolation,
-    /// What that is made of, such as `landlock-7`, `seccomp`, `cgroup-v1`.
+    /// Layers that provide the isolation, such as `landlock-7`, `seccomp`, `cgroup-v1`.
     #[serde(default)]
     pub layers: Vec<String>,
     /// Tells one start of an instance from the next.
@@ -48,7 +48,7 @@ pub struct PresenceRecord {
 }
 
 impl PresenceRecord {
-    /// As the coordinator is told.
+    /// Returns the description of the instance that the coordinator is sent.
     #[must_use]
     pub fn info(&self, instance: &InstanceRef) -> InstanceInfo {
         InstanceInfo {

@@ -28,7 +28,7 @@ scripts! {
     TAKE = "take";
     /// Hands an instance nothing more.
     STOP_TAKING = "stop_taking";
-    /// What an instance has claimed.
+    /// Returns the jobs that an instance has claimed.
     HELD = "held";
     /// Adds to a running job's log.
     LOG = "log";
@@ -66,7 +66,7 @@ scripts! {
     TELL_AGAIN = "tell_again";
     /// Looks after what old workers were given.
     SWEEP_OLD = "sweep_old";
-    /// What old dispatchers want run.
+    /// Returns the jobs that legacy dispatchers want to be run.
     LOOK_AT_OLD = "look_at_old";
     /// Takes in what an old dispatcher wants run.
     IMPORT = "import" after "turns";

@@ -27,25 +27,25 @@ const BATCH: usize = 200;
 /// A job that is in the supervisor's hands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OfferAcceptance {
-    /// It was not known before.
+    /// True for a job that was not known before.
     pub is_new: bool,
     /// Where it stands.
     pub status: QueueJobStatus,
 }
 
-/// What became of a request to stop.
+/// Outcome of a request to stop.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StopOutcome {
     /// The job never arrived; it will be refused if it does, for 24 hours.
     Unknown,
-    /// It waited in its queue; it ended as stopped.
+    /// The job waited in its queue; it ended as stopped.
     Stopped,
-    /// It runs; its instance was told. Its end is an event.
+    /// The job runs; its instance was told. The end follows as an event.
     Stopping {
         /// `<type>:<group>:<n>`.
         instance: String,
     },
-    /// It had ended before.
+    /// The job had ended before.
     Ended(QueueJobStatus),
 }
 
@@ -70,7 +70,7 @@ pub struct SupervisorQueues {
     kv: Kv,
     db: KvConnection,
     push: Arc<[PushBinding]>,
-    /// Whether others may push into queues, and take from them.
+    /// True if foreign clients may push into queues, and foreign workers take from them.
     pub(crate) open: bool,
 }
 
@@ -88,7 +88,7 @@ impl SupervisorQueues {
         Self { push: push.into(), ..self }
     }
 
-    /// Whether the queues are open to others; [`Self::note_open`] says so to the instances.
+    /// Sets whether the queues are open to foreign clients; [`Self::note_open`] tells the instances.
     #[must_use]
     pub fn with_open_queues(self, open: bool) -> Self {
         Self { open, ..self }
@@ -104,8 +104,8 @@ impl SupervisorQueues {
         self.db.cmd(Cmd::new("HGET").arg(k::SUPERVISOR).arg("name")).await?.text()
     }
 
-    /// Takes a job in. Idempotent by job key: of one that is known it is told again how it stands, when that
-    /// had been answered before; whoever offers it again may have lost the answer.
+    /// Accepts a job. Idempotent by job key: the state of a known job is repeated as an event, even an end that was
+    /// acknowledged before, since its coordinator may have lost that.
     ///
     /// # Errors
     /// A [`JobAcceptError`].
@@ -122,8 +122,8 @@ impl SupervisorQueues {
         self.accept_all_through(offers, None).await
     }
 
-    /// The same of coordinators that are heard through a node of a bus, which is kept with each job that is taken: who is
-    /// promised something has to be found after a restart.
+    /// Accepts jobs of coordinators that are reached through a node of a bus. The node is kept with each job that is taken,
+    /// since after a restart the coordinator must still be found.
     pub async fn accept_all_through(
         &self,
         offers: Vec<JobOffer>,
@@ -181,7 +181,7 @@ impl SupervisorQueues {
         }
     }
 
-    /// What is known of a job; nothing when it is not, or not any more.
+    /// Returns the known state of a job; nothing when the job is unknown or no longer known.
     ///
     /// # Errors
     /// Any [`kv::Error`].
@@ -236,7 +236,7 @@ impl SupervisorQueues {
         Ok(present.filter_map(parse).collect())
     }
 
-    /// Instances that joined, did not leave, and are not present. See [`crate::LossWatch`].
+    /// Instances that joined, did not leave, and are not present. See [`crate::InstanceLossDetector`].
     ///
     /// # Errors
     /// Any [`kv::Error`].
@@ -288,7 +288,7 @@ impl SupervisorQueues {
     }
 
     /// Ends every job that waits in a queue as one whose isolation nobody gives. Gives how many there were.
-    /// See [`crate::DemandWatch`].
+    /// See [`crate::UnmetIsolationDetector`].
     ///
     /// # Errors
     /// Any [`kv::Error`]; may be repeated.

@@ -1,4 +1,4 @@
-//! Finding out whether somebody will ever take jobs that demand isolation.
+//! Detection of jobs that demand more isolation than any instance will give.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -8,10 +8,10 @@ use keys::{InstanceRef, WorkQueue};
 use crate::presence::{PRESENCE_TTL, PresenceRecord};
 use crate::supervisor::QueueStats;
 
-/// Remembers since when jobs wait for more isolation than those give who could take them otherwise.
+/// Remembers since when jobs wait for more isolation than the instances of their queue give.
 ///
-/// An instance that gives it may be starting anew, so they wait for a whole [`PRESENCE_TTL`] before they are given
-/// up. While there is nobody at all for a queue, its jobs wait.
+/// An instance that gives it may be restarting, so they wait for a whole [`PRESENCE_TTL`] before they are given
+/// up. While a queue has no instances at all, its jobs wait.
 #[derive(Debug)]
 pub struct UnmetIsolationDetector {
     patience: Duration,
@@ -32,7 +32,7 @@ impl UnmetIsolationDetector {
     }
 
     /// Gives the queues whose jobs are to be refused, with
-    /// [`Supervisor::refuse_waiting`](crate::Supervisor::refuse_waiting).
+    /// [`SupervisorQueues::refuse_waiting`](crate::SupervisorQueues::refuse_waiting).
     pub fn check(
         &mut self,
         queues: &[QueueStats],
@@ -57,7 +57,7 @@ impl UnmetIsolationDetector {
         hopeless
     }
 
-    /// Nothing could be seen for a while, so the waiting begins anew.
+    /// Restarts all waiting times, after a while in which nothing could be observed.
     pub fn forget(&mut self) {
         self.unmet.clear();
     }

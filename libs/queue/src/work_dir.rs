@@ -28,7 +28,7 @@ pub fn blob_path(work_dir: &Path, context: ContextUid, hash: BlobHash) -> PathBu
     blobs_dir(work_dir).join(context.to_string()).join(hash.to_string())
 }
 
-/// What attempts of all contexts printed.
+/// Returns the directory of the output of all contexts' attempts.
 #[must_use]
 pub fn logs_dir(work_dir: &Path) -> PathBuf {
     work_dir.join("logs")
@@ -58,13 +58,13 @@ pub fn jobs_dir(work_dir: &Path, context: ContextUid) -> PathBuf {
     context_dir(work_dir, context).join("jobs")
 }
 
-/// What belongs to the runners, each.
+/// Returns the directory that holds one directory for each runner.
 #[must_use]
 pub fn instances_dir(work_dir: &Path) -> PathBuf {
     work_dir.join("instances")
 }
 
-/// What belongs to one runner.
+/// Returns the directory of one runner.
 #[must_use]
 pub fn instance_dir(work_dir: &Path, group: &Name, number: u32) -> PathBuf {
     instances_dir(work_dir).join(format!("{group}-{number}"))
@@ -94,13 +94,13 @@ pub fn running_dir(instance_dir: &Path) -> PathBuf {
     instance_dir.join("running")
 }
 
-/// What a runner locks while it ends a job to make room on the disk.
+/// Returns the path of the file that a runner locks while it ends a job to make room on the disk.
 #[must_use]
 pub fn relief_path(work_dir: &Path) -> PathBuf {
     work_dir.join("relief")
 }
 
-/// What interpreters need of ours.
+/// Returns the directory of our files that interpreters need.
 #[must_use]
 pub fn runtimes_dir(work_dir: &Path) -> PathBuf {
     work_dir.join("runtimes")

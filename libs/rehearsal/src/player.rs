@@ -35,7 +35,7 @@ pub enum RunInputKey {
     Result(usize),
     /// A timer.
     Timer {
-        /// Its name.
+        /// Name of the timer.
         name: String,
         /// Number of timers of the instance that had been set when it was.
         generation: u64,
@@ -47,9 +47,9 @@ pub enum RunInputKey {
 /// A piece of work that was ordered.
 #[derive(Debug, Clone)]
 pub struct RunWork {
-    /// Its id.
+    /// Id of the command that orders the work.
     pub command: CommandId,
-    /// Its name: an effect, the type of a command, or an effect that is called off.
+    /// Name of the work: an effect, the type of a command, or an effect that is cancelled.
     pub name: String,
     /// True when it calls an effect off.
     pub is_cancel: bool,

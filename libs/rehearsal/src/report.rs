@@ -19,7 +19,7 @@ const FAILURES_MAX: usize = 20;
 /// Report of one scenario.
 #[derive(Debug, Serialize)]
 pub struct ScenarioReport {
-    /// Its name.
+    /// Name of the scenario.
     pub name: String,
     /// True when everything is as expected.
     pub passed: bool,

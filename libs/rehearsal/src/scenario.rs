@@ -29,7 +29,7 @@ pub const ITEMS_MAX: usize = 1000;
 /// One scenario: the story of one instance.
 #[derive(Debug, Clone)]
 pub struct Scenario {
-    /// Its name.
+    /// Name of the scenario.
     pub name: String,
     /// Versions of the saga, the newest first: that is in force.
     pub versions: Vec<Arc<Saga>>,
@@ -183,7 +183,7 @@ impl ExpectedStatus {
 /// A piece of work that is expected.
 #[derive(Debug, Clone)]
 pub struct ExpectedWork {
-    /// Its name: an effect, the type of a command, or an effect that is called off.
+    /// Name of the work: an effect, the type of a command, or an effect that is cancelled.
     pub name: String,
     /// True when the effect is called off.
     pub is_cancel: bool,

@@ -15,7 +15,7 @@ pub enum Variation {
     None,
     /// A piece of work ends otherwise.
     End {
-        /// Its number.
+        /// Number of the piece of work.
         work: usize,
         /// End in place of its answer.
         end: InjectedFailure,
@@ -38,7 +38,7 @@ pub enum Variation {
     },
     /// A timer fires before anything else happens.
     TimerFirst {
-        /// Its name.
+        /// Name of the timer.
         name: String,
         /// Number of the setting of it.
         generation: u64,

@@ -1,4 +1,4 @@
-//! Who calls.
+//! The identified caller of a request.
 
 pub(crate) mod directory;
 pub(crate) mod mesh;
@@ -30,16 +30,16 @@ impl Caller {
         Self { identity, issued_at: None, expires_at: None }
     }
 
-    /// Who made this request.
+    /// Returns the caller of a request.
     ///
     /// # Errors
-    /// `UNAUTHENTICATED` when nobody is known, which can only happen in a
+    /// `UNAUTHENTICATED` when the caller is not known, which can only happen in a
     /// method that its policy opens to anyone.
     pub fn of<T>(request: &tonic::Request<T>) -> Result<Self, Status> {
         request.extensions().get::<Self>().copied().ok_or_else(|| identity_required().into())
     }
 
-    /// Its identity.
+    /// Returns the caller's identity.
     #[must_use]
     pub const fn identity(&self) -> Identity {
         self.identity
@@ -101,7 +101,7 @@ impl ConnectionPeer {
         Self { address, identity, trust_domain, mesh: None, probes: Arc::default(), connection: None }
     }
 
-    /// Whether it has to say with each call who it is, as far as its certificate goes.
+    /// Returns true for a peer whose certificate does not identify it: such a peer has to say with each call who it is.
     pub(crate) fn is_stranger(&self) -> bool {
         let is_known = matches!(self.identity, PeerIdentity::Known(_));
         self.mesh.is_none() && !is_known
@@ -114,14 +114,14 @@ impl ConnectionPeer {
     }
 }
 
-/// What a peer's certificate says.
+/// Identity in a peer's certificate.
 #[derive(Debug, Clone)]
 pub(crate) enum PeerIdentity {
-    /// It gave none.
+    /// No certificate was given.
     Anonymous,
-    /// It is one of ours.
+    /// Certificate of one of ours.
     Known(Caller),
-    /// It was signed by our authority, but names nobody whom we know.
+    /// Certificate that our authority signed, but whose name is none that we know.
     Unusable(Arc<str>),
 }
 

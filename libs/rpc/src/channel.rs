@@ -87,8 +87,8 @@ impl Channel {
         Self::remote_where(address, tls, server_name, any_address())
     }
 
-    /// The same to where others said. All that the name of the host leads to is given to `check` with each connection, and no
-    /// connection is made when that refuses any of it; what was checked is what is connected to.
+    /// Acts like [`Channel::remote`] for an address from others. With each connection, `check` is given every address of the
+    /// host; when it refuses any of them no connection is made, and what was checked is what is connected to.
     ///
     /// # Errors
     /// As [`Channel::remote`].
@@ -236,7 +236,7 @@ fn plaintext_address(address: &str) -> Option<Authority> {
     address.strip_prefix("http://").and_then(|rest| parse_address(rest).ok())
 }
 
-/// What the server's certificate has to carry.
+/// Returns the name that the server's certificate has to carry.
 pub(crate) fn name_of(
     authority: &Authority,
     server_name: Option<&str>,

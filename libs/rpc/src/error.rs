@@ -23,7 +23,7 @@ const MESSAGE_BYTES_MAX: usize = 768;
 const VIOLATIONS_BYTES_MAX: usize = 3 * 1024;
 /// One violation's description is cut here.
 const DESCRIPTION_BYTES_MAX: usize = 512;
-/// What the encoding adds to each violation.
+/// Bytes that the encoding adds to each violation.
 const VIOLATION_OVERHEAD_BYTES: usize = 8;
 /// When to try again what a full disk was in the way of: room is made by ending jobs, which takes seconds.
 const DISK_FULL_RETRY: Duration = Duration::from_secs(5);
@@ -38,17 +38,17 @@ pub fn forward_status(status: Status) -> Status {
 
 type RpcErrorCause = Box<dyn std::error::Error + Send + Sync>;
 
-/// What kind of failure it is; decides the gRPC status code.
+/// Kind of a failure; decides the gRPC status code.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ErrorKind {
     /// The request itself is wrong, whatever the state of the world.
     InvalidArgument(Violations),
-    /// It is not there, or the caller may not know that it is.
+    /// The resource is not there, or the caller may not know that it is.
     NotFound {
-        /// What was asked for, as in `flow 7 in context 1`.
+        /// Name of what was asked for, as in `flow 7 in context 1`.
         resource: String,
     },
-    /// It is there already.
+    /// The resource is there already.
     AlreadyExists,
     /// The state refuses; trying again will not help until somebody changes it.
     FailedPrecondition,
@@ -64,7 +64,7 @@ pub enum ErrorKind {
     Unavailable,
     /// A position outside of what there is.
     OutOfRange,
-    /// It took too long.
+    /// The call took too long.
     DeadlineExceeded,
     /// There is no such method here.
     Unimplemented,
@@ -189,7 +189,7 @@ impl Error {
         self
     }
 
-    /// What kind it is.
+    /// Returns the kind of the failure.
     #[must_use]
     pub fn kind(&self) -> &ErrorKind {
         &self.0.kind
@@ -262,7 +262,7 @@ impl From<Violations> for Error {
     }
 }
 
-/// Whether something failed, at its root, for want of room on a disk.
+/// Returns true for an error whose root cause is a full disk or an exceeded quota.
 fn is_disk_full(error: &(dyn std::error::Error + 'static)) -> bool {
     let mut causes = std::iter::successors(Some(error), |error| error.source());
     causes.any(|cause| {

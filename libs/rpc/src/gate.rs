@@ -1,5 +1,5 @@
-//! What every call passes on its way to a handler and back, in this order: what a mesh says of it; its id and its
-//! headers; whether there is such a method; room; its deadline; who it is and whether it may; the handler; and on
+//! Layers that every call passes on its way to a handler and back, in this order: the mesh's statement; its id and its
+//! headers; the lookup of the method; room; its deadline; who the caller is and whether it may; the handler; and on
 //! the way back the form of the answer.
 
 pub(crate) mod actor_limits;
@@ -59,7 +59,7 @@ pub(crate) struct Gate {
     layers: Arc<GateLayers>,
 }
 
-/// What calls pass.
+/// Layers that calls pass.
 #[derive(Debug)]
 pub(crate) struct GateLayers {
     pub(crate) admission: Admission,
@@ -86,7 +86,7 @@ impl Gate {
 }
 
 impl GateLayers {
-    /// What can be said before anybody is asked.
+    /// Checks what can be checked before the caller is identified.
     fn receive(
         &self,
         request: &Request<Body>,
@@ -103,7 +103,7 @@ impl GateLayers {
         self.load_shedder.take(shape, self.caller_class(request)).map(Some)
     }
 
-    /// Who calls, as far as a certificate says, or the process itself.
+    /// Returns the class of the caller by its certificate alone, or of this process itself.
     fn caller_class(&self, request: &Request<Body>) -> CallerClass {
         let local = request.extensions().get::<Caller>();
         let caller = local.or_else(|| match &request.extensions().get::<ConnectionPeer>()?.identity {

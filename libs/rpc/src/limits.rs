@@ -1,4 +1,4 @@
-//! What a server bounds, in one place for `/info`.
+//! Limits of a server, in one place for `/info`.
 
 use crate::gate::actor_limits::{ACTOR_QUICK_MAX, ACTOR_STREAMS_MAX, ACTOR_WAITING_MAX};
 use crate::gate::budget::{ANSWERED_BYTES_MAX, HANDLED_BYTES_MAX, RECEIVED_BYTES_MAX};
@@ -16,7 +16,7 @@ use crate::server::connection_table::{
 };
 use crate::server::{CONNECTION_STREAMS_MAX, CONNECTION_WINDOW_BYTES};
 
-/// What tonic decodes of one message, unless a service says otherwise.
+/// Bytes that tonic decodes of one message, unless a service says otherwise.
 pub(crate) const MESSAGE_BYTES_MAX: usize = 4 * 1024 * 1024;
 
 /// The named limits of every server, the unit in the name.

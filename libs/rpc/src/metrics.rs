@@ -1,4 +1,4 @@
-//! What serving counts.
+//! Metrics of serving.
 
 use prometheus::{IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry};
 

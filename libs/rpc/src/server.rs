@@ -44,7 +44,7 @@ const PENDING_RESETS_MAX: usize = CONNECTION_STREAMS_MAX as usize;
 /// Headers up to this are read, so that the gate can say what is wrong with those that are too large; beyond it
 /// HTTP/2 itself answers, with status 431.
 const HEADERS_READ_BYTES_MAX: u32 = 4 * HEADER_LIST_BYTES_MAX as u32;
-/// What a connection may send of bodies before anybody is admitted and reads it.
+/// Bytes of bodies that a connection may send before its request is admitted and read.
 pub(crate) const CONNECTION_WINDOW_BYTES: u32 = 1024 * 1024;
 /// After about this long a client is asked to connect anew, so that load spreads over new replicas and
 /// new certificates take effect. Streams that are open stay.
@@ -91,7 +91,7 @@ impl Server {
         Self { mount, tls, mode, listeners: doors, drain_deadline: DRAIN_DEADLINE }
     }
 
-    /// What ports with TLS demand; [`TlsMode::Strict`] when not set.
+    /// Sets the demands of ports with TLS; [`TlsMode::Strict`] when not set.
     #[must_use]
     pub const fn tls_mode(mut self, mode: TlsMode) -> Self {
         self.mode = mode;

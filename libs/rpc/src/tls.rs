@@ -41,7 +41,7 @@ struct OwnFiles {
     key: PathBuf,
 }
 
-/// Whether `http://` may be called.
+/// Policy for calls to `http://`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PlaintextPolicy {
     Refused,
@@ -80,15 +80,15 @@ impl TlsFiles {
         Self::with(None, None, Arc::default()).in_mesh()
     }
 
-    /// The same authorities, for a client that shows no certificate.
+    /// Returns the same authorities, for a client that shows no certificate.
     #[must_use]
     pub fn without_certificate(&self) -> Self {
         let anonymous = Self::with(self.ca.clone(), None, self.reload_failures.clone());
         Self { plaintext: self.plaintext, ..anonymous }
     }
 
-    /// The same files for a process behind a sidecar: `http://` may be called as well, which the sidecar
-    /// takes up and makes mTLS of. Who answers is then the mesh's to check.
+    /// Returns the same files for a process behind a sidecar: `http://` may be called as well, which the sidecar
+    /// takes up and makes mTLS of. The mesh then checks who answers.
     #[must_use]
     pub fn in_mesh(self) -> Self {
         Self { plaintext: PlaintextPolicy::ToSidecar, ..self }
@@ -112,7 +112,7 @@ impl TlsFiles {
         files.map(|file| CertificateExpiry { file: file.clone(), not_after: earliest_end(file) }).collect()
     }
 
-    /// Whether the authorities that are trusted here vouch for our own certificate now, as they would at a server
+    /// Checks that the authorities that are trusted here vouch for our own certificate now, as they would at a server
     /// that trusts the same ones.
     ///
     /// # Errors
@@ -197,7 +197,7 @@ impl std::fmt::Display for TlsFiles {
     }
 }
 
-/// What tells two states of a file apart.
+/// Attributes that tell two states of a file apart.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct FileStamp {
     device: u64,
@@ -286,7 +286,7 @@ pub enum TlsError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the operating system said.
+        /// Error of the operating system.
         source: io::Error,
     },
     /// A file does not contain what it should.
@@ -294,7 +294,7 @@ pub enum TlsError {
     Unusable {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// Description of what is wrong.
         message: String,
     },
     /// Others can read the key, or change what is relied upon.
@@ -305,7 +305,7 @@ pub enum TlsError {
     Identity {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// Reason why the certificate has no identity.
         source: CertificateError,
     },
     /// Only a client may go without.
@@ -319,7 +319,7 @@ pub enum TlsError {
     Certificate {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// Reason why the certificate cannot be understood.
         source: CertificateError,
     },
 }

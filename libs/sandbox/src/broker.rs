@@ -43,15 +43,15 @@ const STACK_BYTES: usize = 128 * 1024;
 /// How often calls that block are looked after: whether somebody still waits for them.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// What becomes of a call.
+/// Verdict on a system call.
 enum SyscallVerdict {
-    /// It was done, and gave this.
+    /// The broker executed the call, with this result.
     Done(i64),
-    /// It fails.
+    /// The call fails.
     Failed(Errno),
     /// The kernel does it: only for what no memory of the script decides.
     Proceed,
-    /// It is done, but may take its time.
+    /// The broker executes the call, which may block.
     Blocks(SocketOperation),
 }
 
@@ -61,11 +61,11 @@ impl<T: Into<i64>> From<Result<T, Errno>> for SyscallVerdict {
     }
 }
 
-/// What one job's calls are judged by.
+/// Broker of one job's system calls, with the rules it decides by.
 pub(crate) struct SyscallBroker {
     listener: SeccompListener,
     addresses: Vec<AddressRange>,
-    /// As the kernel names them.
+    /// Directories in which attributes may change, by the names that the kernel gives them.
     places: Vec<PathBuf>,
     count: Mutex<ForkCounter>,
     /// Calls that block, and who executes them, from when that thread runs.
@@ -234,7 +234,7 @@ fn interruptible() {
     }
 }
 
-/// What the C library reports as failed, as the number of the error.
+/// Turns a result of the C library into a `Result`, with the error number of a call that failed.
 fn checked(result: impl Into<i64>) -> Result<i64, Errno> {
     match result.into() {
         -1 => Err(io::Error::last_os_error().raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error)),

@@ -36,7 +36,7 @@ struct CgroupParent {
     version: CgroupVersion,
     /// One for each hierarchy.
     dirs: Vec<PathBuf>,
-    /// The same, locked while somebody uses them: who was killed leaves them behind unlocked.
+    /// The directories again, locked while in use: a process that was killed leaves them behind unlocked.
     _in_use: Vec<File>,
 }
 
@@ -84,7 +84,7 @@ impl Cgroups {
         })
     }
 
-    /// As it is called among the layers.
+    /// Returns the name that the cgroups have among the layers.
     #[must_use]
     pub fn layer(&self) -> &'static str {
         match self.0.version {
@@ -128,7 +128,7 @@ impl Cgroups {
 }
 
 impl CgroupSlot {
-    /// What a process enters, one directory for each hierarchy.
+    /// Returns the cgroups that a process enters, one directory for each hierarchy.
     pub fn dirs(&self) -> impl Iterator<Item = &PathBuf> {
         self.dirs.iter()
     }

@@ -28,7 +28,7 @@ pub struct SandboxLauncher {
 }
 
 impl SandboxLauncher {
-    /// This very program, also when its file was replaced meanwhile.
+    /// Returns a launcher that runs this very program, even when its file was replaced meanwhile.
     #[must_use]
     pub fn this_program() -> Self {
         Self::at("/proc/self/exe".into())
@@ -98,10 +98,10 @@ impl SandboxedJob {
         self.pid
     }
 
-    /// What happens next; nothing once the init is gone. Cancel safe.
+    /// Receives the next event of the init; nothing once the init is gone. Cancel safe.
     ///
     /// # Errors
-    /// When the init says what cannot be understood, or cannot be heard.
+    /// When the init sends something that cannot be understood, or nothing can be received.
     pub async fn next(&mut self) -> io::Result<Option<InitEvent>> {
         let receive = |socket: &OwnedFd| {
             let mut text = vec![0; DATAGRAM_BYTES_MAX];

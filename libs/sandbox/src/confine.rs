@@ -15,7 +15,7 @@ use crate::broker::ListenerHandoff;
 use crate::confinement::{Builtin, ProcessLimits, SandboxProgram, SandboxRequest};
 use crate::{broker, files, syscalls};
 
-/// What a builtin exits with that panicked, as other programs do.
+/// Exit code of a builtin that panicked, the same as that of other programs.
 const PANICKED: i32 = 101;
 /// Which access a script's files lack by default: others do not write them.
 const SCRIPT_UMASK: Mode = Mode::WGRP.union(Mode::WOTH);

@@ -1,4 +1,4 @@
-//! What is put around a script, as values.
+//! Confinement of a script, as values.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -9,19 +9,19 @@ use serde::{Deserialize, Serialize};
 /// A program to be run, and what is put around it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SandboxRequest {
-    /// What runs.
+    /// Program to run.
     pub program: SandboxProgram,
-    /// Its arguments.
+    /// Arguments of the program.
     pub args: Vec<String>,
     /// All that its environment has.
     pub env: BTreeMap<String, String>,
     /// Where it begins.
     pub dir: PathBuf,
-    /// What is put around it.
+    /// Confinement of the program.
     pub confinement: Confinement,
 }
 
-/// What a request runs.
+/// Program that a request runs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SandboxProgram {
@@ -41,13 +41,13 @@ impl<T: Into<PathBuf>> From<T> for SandboxProgram {
 /// gave it; standard input is empty, and no other descriptor is open.
 #[derive(Debug, Clone, Copy)]
 pub struct Builtin {
-    /// Its name in requests.
+    /// Name of the builtin in requests.
     pub name: &'static str,
     /// Runs in a process of its own, which has one thread; gives the exit code.
     pub run: fn() -> i32,
 }
 
-/// What is put around a script, beside what always is: a session of its own, closed descriptors, no core files, no
+/// Confinement of a script, in addition to what always applies: a session of its own, closed descriptors, no core files, no
 /// new privileges, no capabilities.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Confinement {
@@ -61,13 +61,13 @@ pub struct Confinement {
     pub files: Option<FileRules>,
     /// The system calls that it may use; all when absent.
     pub syscalls: Option<SyscallRules>,
-    /// What it has its init do instead of doing it itself.
+    /// Calls that the script's init makes on its behalf.
     #[serde(default)]
     pub broker: BrokerRules,
 }
 
-/// What a script does not do itself, since the kernel asks too little before it lets it: its init looks at each such call, and
-/// does it in the script's place or refuses it. Nothing by default.
+/// Calls that a script does not make itself, because the kernel's own checks are too weak: its init inspects each such call, and
+/// makes it in the script's place or refuses it. Nothing by default.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct BrokerRules {
     /// Connections and datagrams to addresses. They reach no inner address (see [`addresses::is_inner`]) and none of this
@@ -106,7 +106,7 @@ pub struct ProcessLimits {
     pub processes: Option<u64>,
 }
 
-/// What may be reached of the file system. What is not there is passed over. Rules that name nothing leave nothing, not
+/// Parts of the file system that can be reached. Paths that do not exist are skipped. Rules that name nothing leave nothing, not
 /// even the devices that every script may use.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileRules {
@@ -144,8 +144,8 @@ impl Default for IsolationLayers {
     }
 }
 
-/// What every script may read and execute: programs, libraries, and what these look at. No secrets, nothing of
-/// other users, nothing that runs.
+/// Returns the paths that every script may read and execute: programs, libraries, and the files these need. No secrets, nothing
+/// of other users, nothing that runs.
 #[must_use]
 pub fn system_paths() -> Vec<PathBuf> {
     const PATHS: &[&str] = &[

@@ -1,6 +1,6 @@
-//! What is free on a file system that scripts write to, and the floors of that.
+//! Free space of a file system that scripts write to, and its floors.
 //!
-//! Above the first floor everything goes its way. Below it, somebody has to give room back; below the second, a part of the
+//! Above the first floor nothing happens. Below it, users have to give room back; below the second floor, a fraction of the
 //! first, nothing starts that would take more.
 
 use std::fmt;
@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 
 use model::limits::{DISK_FLOOR_BYTES_DEFAULT, DISK_FLOOR_PERCENT_DEFAULT, DISK_STOP_PART};
 
-/// What a name on a disk takes at least, where there is a number of them: so many bytes of the floor are one.
+/// Bytes of the floor that count as one name, on a file system with a fixed number of names: the least that a name takes on disk.
 const BYTES_PER_NAME: u64 = 16 * 1024;
 
-/// How much a file system has, and how much of it is free to whoever is not root.
+/// Size of a file system, and how much of it is free to users other than root.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileSystemSpace {
     /// All bytes.
@@ -52,18 +52,18 @@ pub enum DiskSpaceStatus {
     Out(DiskShortage),
 }
 
-/// What there is too little of.
+/// Shortage of a resource of a file system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DiskShortage {
     /// How much is free.
     pub free: u64,
     /// How much has to be.
     pub floor: u64,
-    /// Of what.
+    /// Resource that is short.
     pub of: DiskResource,
 }
 
-/// What a file system has a number of.
+/// Resource that a file system has a limited number of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DiskResource {
     /// Bytes.

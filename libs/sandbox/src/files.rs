@@ -54,7 +54,7 @@ pub(crate) fn ruleset(rules: &FileRules, network: bool) -> io::Result<RulesetCre
     Ok(set)
 }
 
-/// What is taken away of TCP. Who serves a port is never a script.
+/// Returns the TCP access that is taken away. A script never serves a port.
 fn ports(network: bool) -> landlock::BitFlags<AccessNet> {
     if network { AccessNet::BindTcp.into() } else { AccessNet::from_all(ABI_MAX) }
 }

@@ -110,7 +110,7 @@ fn run(builtins: &[Builtin]) -> io::Result<Never> {
     })
 }
 
-/// Closes what somebody in the runner left open for every program: a pipe would not be seen closed while this
+/// Closes descriptors that the runner left open for every program: a pipe would not be seen closed while this
 /// process lives.
 fn close_inherited() {
     // SAFETY: nothing of this process has opened a descriptor yet, so none that it owns is closed. A kernel before
@@ -159,7 +159,7 @@ struct InitProcess {
 }
 
 struct InitProcessState {
-    /// The script's own process, while nobody has waited for it: until then its number is its own.
+    /// Process id of the script's own process, until it was waited for: only then can the number be reused.
     script: Option<Pid>,
     ended: Vec<EndedProcess>,
 }
@@ -243,7 +243,7 @@ fn serve_commands(job: &InitProcess) {
     }
 }
 
-/// Kills everything below until nothing is left; whoever collects ends this process then.
+/// Kills everything below until nothing is left; [`reap_children`] ends this process then.
 fn kill(job: &InitProcess) {
     let own = std::process::id();
     let script = job.state().script.map(|pid| pid.as_raw_nonzero().get().unsigned_abs());

@@ -6,7 +6,7 @@ use std::net::TcpListener;
 
 use sandbox::Builtin;
 
-/// What tests have run without executing anything.
+/// Builtins that tests run without executing a program.
 const BUILTINS: &[Builtin] =
     &[Builtin { name: "look-around", run: look_around }, Builtin { name: "panics", run: panics }];
 

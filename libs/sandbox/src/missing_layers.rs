@@ -1,4 +1,4 @@
-//! What scripts may do where a layer does not stand, in words.
+//! Descriptions of the things that scripts may do where a layer is missing.
 
 use crate::probe::IsolationSupport;
 use addresses::inner_name_servers;

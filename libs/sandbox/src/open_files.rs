@@ -1,4 +1,4 @@
-//! What processes hold on a disk beside what has a name there: files that were removed, or moved about, and are open.
+//! Files that processes hold open on a disk without a name: files that were removed, or moved, and are still open.
 
 use std::collections::HashMap;
 use std::fs::{self, Metadata};
@@ -8,24 +8,24 @@ use std::path::{Path, PathBuf};
 
 /// How many descriptors and mappings one look goes through. Beyond that it gives up, and says so.
 const LOOKS_MAX: usize = 64 * 1024;
-/// What the kernel adds to the path of a file without a name.
+/// Suffix that the kernel adds to the path of a file without a name.
 const REMOVED: &str = " (deleted)";
-/// What begins the path of a file that is memory.
+/// Prefix of the path of a file that is memory.
 const MEMORY: &str = "/memfd:";
 
 /// Which file of this machine: its device and its number there.
 pub type FileId = (u64, u64);
 
-/// Whose files on which file system count.
+/// Scope of a count: the files of this owner on the file system of this directory.
 #[derive(Debug, Clone)]
 pub struct FileScope {
     /// The directory of the job.
     pub dir: PathBuf,
-    /// Who owns what the job makes: anything else that its processes hold is not its own.
+    /// Owner of all files that the job makes: any other file that its processes hold is not the job's own.
     pub owner: u32,
 }
 
-/// What some processes hold open, each file once.
+/// Files that some processes hold open, each counted once.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct OpenFiles {
     /// Bytes on the disk of files of the scope.
@@ -44,17 +44,17 @@ impl OpenFiles {
         self.files.values().fold(0, |sum, bytes| sum.saturating_add(*bytes))
     }
 
-    /// The same of memory.
+    /// Returns the number of all bytes that are held in memory.
     #[must_use]
     pub fn memory_bytes(&self) -> u64 {
         self.memory.values().fold(0, |sum, bytes| sum.saturating_add(*bytes))
     }
 }
 
-/// Whether this process may look at what processes of that user have open.
+/// Checks that this process may inspect the open files of that user's processes.
 ///
 /// # Errors
-/// Says what is missing.
+/// Describes the missing capability.
 pub fn can_inspect(owner: u32) -> Result<(), String> {
     let is_own = rustix::process::geteuid().as_raw() == owner;
     let may = || {
@@ -67,8 +67,8 @@ pub fn can_inspect(owner: u32) -> Result<(), String> {
     Err("what scripts hold open after they have removed it cannot be seen without CAP_SYS_PTRACE".to_owned())
 }
 
-/// Looks at what these processes have open and mapped. Files of the scope that have a name count when they lie below its
-/// directory: whoever walks it takes out what it finds there, and what is left was moved about meanwhile.
+/// Looks at the files that these processes have open and mapped. Files of the scope that have a name count when they lie below
+/// its directory: a walk of that takes out those it finds there, and the rest was moved about meanwhile.
 #[must_use]
 pub fn scan(processes: &[u32], scope: &FileScope) -> OpenFiles {
     let Ok(device) = fs::metadata(&scope.dir).map(|dir| dir.dev()) else { return OpenFiles::default() };

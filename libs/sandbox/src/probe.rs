@@ -16,10 +16,10 @@ use crate::confinement::{
 use crate::files;
 use crate::protocol::InitEvent;
 
-/// What stands.
+/// Isolation that this machine supports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IsolationSupport {
-    /// What it comes to.
+    /// Level that the layers add up to.
     pub level: Isolation,
     /// The layers by name.
     pub layers: Vec<String>,
@@ -37,25 +37,25 @@ pub struct IsolationSupport {
     pub attributes: bool,
     /// Processes are counted where no control group does.
     pub processes: bool,
-    /// What does not stand.
+    /// Layers that are missing.
     pub missing: Vec<MissingLayer>,
 }
 
 /// A layer that does not stand.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MissingLayer {
-    /// Its name.
+    /// Name of the layer.
     pub layer: &'static str,
     /// Why, for people.
     pub why: String,
 }
 
-/// What is tried.
+/// Test of the isolation layers on this machine.
 #[derive(Debug)]
 pub struct IsolationProbe<'a> {
     /// Starts what tries.
     pub launcher: &'a SandboxLauncher,
-    /// What is wanted.
+    /// Layers that are wanted.
     pub layers: IsolationLayers,
     /// The control groups, or why there are none.
     pub cgroups: Result<&'a Cgroups, String>,
@@ -65,7 +65,7 @@ pub struct IsolationProbe<'a> {
     pub dir: &'a Path,
 }
 
-/// Whether a layer held, and else why not.
+/// Result of checking a layer: it held, or the reason why it did not.
 type LayerCheck = Result<(), String>;
 
 impl IsolationProbe<'_> {
@@ -257,7 +257,7 @@ impl IsolationProbe<'_> {
         self.start("/bin/sh".into(), vec!["-c".to_owned(), script.to_owned()], confinement).await
     }
 
-    /// Its exit code; none when it was ended by a signal.
+    /// Runs a program confined, and returns its exit code; none when a signal ended it.
     async fn start(
         &self,
         program: PathBuf,
@@ -291,7 +291,7 @@ fn wanted(wanted: bool) -> LayerCheck {
 
 /// A shell that cannot start another process ends at once, and exits with [`WITHSTOOD`].
 const FORK: &str = "trap 'exit 7' EXIT; /bin/true & wait $!; trap - EXIT";
-/// What an attack exits with that failed as it should. One that exits with something else has proved nothing.
+/// Exit code of an attack that failed as it should. An attack that exits with another code has proved nothing.
 const WITHSTOOD: i32 = 7;
 /// Memory that is enough for a shell, and less than the one needs that swells: 32 MiB.
 const PLENTY_BYTES: u64 = 256 * 1024 * 1024;

@@ -15,11 +15,11 @@ const LOOK_PAUSE: Duration = Duration::from_millis(1);
 /// One process at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ProcessSnapshot {
-    /// Its number.
+    /// Process id.
     pub pid: u32,
-    /// Who has to wait for it.
+    /// Process id of the parent, which has to wait for the process.
     pub parent: u32,
-    /// Its session.
+    /// Session id.
     pub session: u32,
     /// When it started, in clock ticks since boot: tells it from a later one with its number.
     pub start_ticks: u64,
@@ -90,7 +90,7 @@ pub fn below(ancestor: u32) -> io::Result<Vec<ProcessSnapshot>> {
     Ok(below_among(ancestor, all()?))
 }
 
-/// The same among those that were observed together.
+/// Returns the descendants of a process among those that were observed together.
 #[must_use]
 pub fn below_among(ancestor: u32, mut rest: Vec<ProcessSnapshot>) -> Vec<ProcessSnapshot> {
     let mut found: Vec<ProcessSnapshot> = Vec::new();
@@ -170,7 +170,7 @@ fn status_number(pid: u32, field: &str) -> io::Result<u32> {
     })
 }
 
-/// Whether the environment a process was started with has an entry that begins with `prefix`.
+/// Returns true if the environment that a process was started with has an entry that begins with `prefix`.
 #[must_use]
 pub fn environ_has(pid: u32, prefix: &[u8]) -> bool {
     fs::read(format!("/proc/{pid}/environ"))

@@ -1,4 +1,4 @@
-//! What a job's init and its runner say to each other: one JSON object in each datagram.
+//! Messages between a job's init and its runner: one JSON object in each datagram.
 //!
 //! The launcher's init speaks it, and so do the forks of a warm interpreter.
 
@@ -10,7 +10,7 @@ pub const DATAGRAM_BYTES_MAX: usize = 64 * 1024;
 /// How many ended processes one datagram names.
 pub(crate) const ENDED_MAX: usize = 64;
 
-/// What an init says.
+/// Message from an init.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum InitEvent {
@@ -23,12 +23,12 @@ pub enum InitEvent {
     },
     /// The script runs.
     Started {
-        /// Its own process, which leads its session.
+        /// Process id of the script's own process, which leads its session.
         pid: u32,
     },
     /// The script's own process has ended by itself.
     Exited {
-        /// Its exit code.
+        /// Exit code of the process.
         code: i32,
         /// Something that it started lives on.
         left: bool,
@@ -42,12 +42,12 @@ pub enum InitEvent {
     },
     /// Nothing is left. The last that is said.
     Over {
-        /// What had to be killed.
+        /// Processes that had to be killed.
         ended: Vec<EndedProcess>,
     },
 }
 
-/// What a runner says.
+/// Message from a runner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum InitCommand {

@@ -1,4 +1,4 @@
-//! Word of what runs, for whoever has to end it when its runner is gone.
+//! Records of running jobs, for the process that has to end them when their runner is gone.
 //!
 //! A job's first process ends everything by itself when its runner is gone. A record is for the case that it could
 //! not: that it was killed together with the runner, or that the runner hangs and is taken for lost.
@@ -20,17 +20,17 @@ use crate::tree;
 /// One job that runs, as its file tells.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct SandboxRecord {
-    /// Its name: a job key, or what else was started.
+    /// Name of the record: a job key, or the name of something else that was started.
     job: String,
-    /// Its first process.
+    /// Process id of the first process.
     pid: u32,
     /// When that started, in clock ticks since boot.
     start_ticks: u64,
     /// Which start of the machine that was.
     boot: String,
-    /// Its directory, which goes with it.
+    /// Directory of the job, which is removed with the record.
     dir: PathBuf,
-    /// Its control groups.
+    /// Control groups of the job.
     cgroups: Vec<PathBuf>,
 }
 
@@ -97,7 +97,7 @@ pub fn end_recorded(running: &Path) -> io::Result<Vec<SweptProcess>> {
     end_recorded_of(running, |_| true)
 }
 
-/// The same for the jobs that are `meant` alone.
+/// Ends and removes, as [`end_recorded`] does, only the jobs that `meant` selects.
 ///
 /// # Errors
 /// As [`end_recorded`].
@@ -204,7 +204,7 @@ fn find(records: &[&SandboxRecord]) -> io::Result<Option<Vec<(ProcessSnapshot, S
     Ok((!found.is_empty()).then_some(found))
 }
 
-/// What the environment of every process of a job in `dir` has.
+/// Returns the beginning of an environment entry that every process of a job in `dir` has.
 fn mark(dir: &Path) -> Vec<u8> {
     let mut mark = b"MYCORA_RESULT=".to_vec();
     mark.extend_from_slice(OsStr::as_encoded_bytes(dir.as_os_str()));

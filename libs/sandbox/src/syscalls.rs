@@ -89,7 +89,7 @@ const REFUSED: &[libc::c_long] = &[
     libc::SYS_listen,
 ];
 
-/// The same, of one machine's own.
+/// System calls that are refused on one architecture only.
 #[cfg(target_arch = "x86_64")]
 const REFUSED_HERE: &[libc::c_long] =
     &[libc::SYS_iopl, libc::SYS_ioperm, libc::SYS_modify_ldt, libc::SYS_uselib];
@@ -179,7 +179,7 @@ const OLD_MODE_CALLS: &[(libc::c_long, u8)] = &[];
 #[cfg(not(target_arch = "x86_64"))]
 const OLD_OPEN_CALLS: &[(libc::c_long, u8, u8)] = &[];
 
-/// Modes by which a program runs with the rights of its file's user or group (`chmod u+s`). Whoever else comes to the
+/// Modes by which a program runs with the rights of its file's user or group (`chmod u+s`). Any other user with access to the
 /// directory of a job would run it as the script's user, outside of everything that confines scripts.
 fn borrowed_rights() -> io::Result<BTreeMap<i64, Vec<SeccompRule>>> {
     /// The part of `O_TMPFILE` that no other flag has.

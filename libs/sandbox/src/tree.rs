@@ -15,9 +15,9 @@ use rustix::io::Errno;
 
 use crate::open_files::FileId;
 
-/// What everything that has a name counts as at least: also what is empty takes a place that there is a number of.
+/// Least number of bytes that a name counts as: even an empty file takes one of a limited number of names.
 const NAME_BYTES: u64 = 4096;
-/// What opens a directory.
+/// Flags that open a directory.
 const DIRECTORY: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
@@ -32,7 +32,7 @@ pub fn remove(dir: &Path) -> io::Result<()> {
     remove_from(File::open(above)?, &CString::new(name.as_bytes())?)
 }
 
-/// The same with the directory `name` in `above`.
+/// Removes the directory `name` in `above`, as [`remove`] does.
 ///
 /// # Errors
 /// As [`remove`].
@@ -97,15 +97,15 @@ fn empty(dir: &OwnedFd) -> io::Result<Vec<CString>> {
     Ok(full)
 }
 
-/// What a directory holds, in bytes as they are kept, while others may change it. Stops counting beyond
-/// `bytes_max`. What cannot be looked into, since it is locked or lies deeper than a path reaches, counts as more than
-/// that: nobody hides anything there.
+/// Returns the size of a directory in bytes as they are stored, while others may change it. Stops counting beyond
+/// `bytes_max`. A part that cannot be read, since it is locked or lies deeper than a path reaches, counts as more than
+/// that, so that nothing can be hidden there.
 #[must_use]
 pub fn size(dir: &Path, bytes_max: u64) -> u64 {
     size_with(dir, bytes_max, |_| ())
 }
 
-/// The same, and tells of each thing that it finds which file it is.
+/// Measures a directory as [`size`] does, and passes the id of each file that it finds to `note`.
 #[must_use]
 pub fn size_with(dir: &Path, bytes_max: u64, mut note: impl FnMut(FileId)) -> u64 {
     let Ok(root) = rustix::fs::open(dir, DIRECTORY, Mode::empty()) else { return 0 };

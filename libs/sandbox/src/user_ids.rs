@@ -113,10 +113,10 @@ fn lock(contexts: &Path) -> io::Result<File> {
     Ok(lock)
 }
 
-/// Whether other users can pass through to `dir`.
+/// Checks that other users can pass through to `dir`.
 ///
 /// # Errors
-/// Gives the first directory on the way that they cannot pass.
+/// Returns the first directory on the way that they cannot pass.
 pub fn reachable(dir: &Path) -> Result<(), PathBuf> {
     let mut above: Vec<&Path> = dir.ancestors().skip(1).collect();
     above.reverse();

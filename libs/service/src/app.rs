@@ -47,10 +47,10 @@ pub trait App {
     /// gRPC methods that do the same as `/admin/drain` and `/admin/reload`, of a service that serves these on its ops port; it gives
     /// [`ServiceHost::admin`] their handlers.
     const ADMIN: Option<AdminMethods> = None;
-    /// Its own flags.
+    /// Flags of the service.
     type Config: Args + std::fmt::Debug + Send;
 
-    /// Its own limits, for `/info`; those that all hold to are shown with them.
+    /// Returns the limits of the service, for `/info`; those that all services keep are shown with them.
     fn limits(config: &Self::Config) -> ServiceLimits;
 
     /// Connects, builds, and spawns its tasks into [`ServiceHost::tasks`]. When it returns, the process is ready as
@@ -61,12 +61,12 @@ pub trait App {
     fn start(config: Self::Config, host: ServiceHost) -> impl Future<Output = Result<(), Failure>> + Send;
 }
 
-/// What a process gives to its service.
+/// Resources that a process gives to its service.
 #[derive(Debug)]
 pub struct ServiceHost {
     /// Bound, not yet accepting; present when the service has a gRPC port, and not only one for the sidecar of a mesh.
     pub listener: Option<TcpListener>,
-    /// What its gRPC port takes.
+    /// Connections that the gRPC port takes: TLS only, or plaintext as well.
     pub tls_mode: TlsMode,
     /// How often one actor may call.
     pub actor_calls: CallRate,
@@ -80,9 +80,9 @@ pub struct ServiceHost {
     pub drain_deadline: Duration,
     /// Where the service's tasks run.
     pub tasks: Tasks,
-    /// What has to be so before calls are welcome.
+    /// Conditions that have to be met before calls are welcome.
     pub readiness: Readiness,
-    /// What operators should know, for `/info`.
+    /// Notices to operators, for `/info`.
     pub notices: OperatorNotices,
     /// Where metrics are registered.
     pub metrics: Registry,
@@ -251,7 +251,7 @@ impl OpsPort {
     }
 }
 
-/// Who may read what the ops port tells.
+/// Returns who may read what the ops port tells, after a check of the token file.
 fn ops_access(common: &CommonFlags) -> Result<OpsAccess, TokenFileError> {
     let access = common.ops_access();
     access.check()?;

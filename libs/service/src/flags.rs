@@ -11,7 +11,7 @@ use rpc::{CallRate, MeshKind, MeshTrust, TlsMode, TrustDomain};
 
 use crate::ops::{OpsAccess, OpsAddress};
 
-/// What every service is told.
+/// Flags of every service.
 #[derive(Debug, Clone, Args)]
 pub struct CommonFlags {
     /// Where to serve gRPC
@@ -33,7 +33,7 @@ pub struct CommonFlags {
     /// Certificates of this process.
     #[command(flatten)]
     pub tls: TlsFlags,
-    /// What the gRPC port demands, and a mesh.
+    /// Demands of the gRPC port, and a mesh.
     #[command(flatten)]
     pub serving: ServingFlags,
     /// Logs and traces.
@@ -42,7 +42,7 @@ pub struct CommonFlags {
 }
 
 impl CommonFlags {
-    /// Who may read what the ops port tells.
+    /// Returns who may read what the ops port tells.
     #[must_use]
     pub fn ops_access(&self) -> OpsAccess {
         match (&self.ops_listen, &self.ops_token_file) {
@@ -108,7 +108,7 @@ pub struct TlsFlags {
 /// How a process serves beside plain mTLS. All of these are hidden where no gRPC is served.
 #[derive(Debug, Clone, Args)]
 pub struct ServingFlags {
-    /// Whether the gRPC port takes plaintext as well, while callers move to TLS: those that come that way have no identity
+    /// Demand TLS on the gRPC port, or take plaintext as well while callers move to TLS (they have no identity)
     #[arg(long, env = "MYCORA_TLS_MODE", value_enum, default_value_t = TlsModeFlag::Strict)]
     pub tls_mode: TlsModeFlag,
     /// The mesh, where there is one.
@@ -153,7 +153,7 @@ pub struct ActorFlags {
 }
 
 impl ActorFlags {
-    /// What the gate keeps to.
+    /// Returns the rate that the gate keeps to.
     #[must_use]
     pub const fn rate(self) -> CallRate {
         CallRate { per_sec: self.actor_calls_per_sec, burst: self.actor_calls_burst }
@@ -200,7 +200,7 @@ impl MeshFlags {
     }
 }
 
-/// What a port demands.
+/// Demand of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum TlsModeFlag {
     /// TLS and nothing else
@@ -234,12 +234,12 @@ pub struct TlsPaths {
     pub ca: PathBuf,
     /// The certificate.
     pub cert: PathBuf,
-    /// Its key.
+    /// Private key of the certificate.
     pub key: PathBuf,
 }
 
 impl TlsFlags {
-    /// Whether none was named.
+    /// Returns true when no file was named.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.ca.is_none() && self.cert.is_none() && self.key.is_none()
@@ -298,7 +298,7 @@ pub struct TelemetryFlags {
     /// How log lines on standard error look
     #[arg(long, env = "MYCORA_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
-    /// What is logged: a level, or `level,target=level,…`. A level alone is that of Mycora's own lines; libraries say more
+    /// Lines to log: a level, or `level,target=level,…`. A level alone is that of Mycora's own lines; libraries say more
     /// than `info` only where their targets are named, as in `debug,h2=debug`
     #[arg(long, env = "MYCORA_LOG_LEVEL", value_name = "FILTER", default_value = "info")]
     pub log_level: String,

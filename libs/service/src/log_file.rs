@@ -24,7 +24,7 @@ pub struct LogFile {
 #[derive(Debug)]
 struct OpenLogFile {
     file: File,
-    /// As far as it is known here: others may append as well.
+    /// Length of the file, as far as it is known here: others may append as well.
     bytes: u64,
 }
 

@@ -1,7 +1,7 @@
-//! What operators should know of a process that is ready and works.
+//! Notices to operators about a process that is ready and works.
 //!
-//! A condition that is not met makes a process unready ([`crate::Readiness`]). A notice does not: what it tells is as it was set
-//! up, and somebody may want it so. `/info` shows them.
+//! A condition that is not met makes a process unready ([`crate::Readiness`]). A notice does not: it tells how the process
+//! is set up, which may be intended. `/info` shows them.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -33,12 +33,12 @@ use crate::readiness::Readiness;
 /// Named limits and their values, as `/info` shows them. The name carries the unit.
 pub type ServiceLimits = BTreeMap<&'static str, u64>;
 
-/// What `/info` says.
+/// Description of the service in `/info`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ServiceDescription {
     /// The service.
     pub name: &'static str,
-    /// Its version.
+    /// Version of the service.
     pub version: &'static str,
     /// Every limit that it enforces.
     pub limits: ServiceLimits,
@@ -49,7 +49,7 @@ pub struct ServiceDescription {
 struct InfoDocument<'a> {
     #[serde(flatten)]
     info: &'a ServiceDescription,
-    /// What operators should know, by what it is about.
+    /// Notices to operators, by subject.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     notices: BTreeMap<&'static str, String>,
     /// Details that the service tells to this caller.
@@ -57,7 +57,7 @@ struct InfoDocument<'a> {
     details: Value,
 }
 
-/// What the ops port shows. Cheap to clone.
+/// State that the ops port shows. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Ops {
     info: Arc<ServiceDescription>,
@@ -191,7 +191,7 @@ fn line((name, why): &(String, String)) -> String {
     format!("{name}: {}\n", why.split_whitespace().collect::<Vec<_>>().join(" "))
 }
 
-/// What is said to those who may not read it.
+/// Returns the answer to those who may not read.
 fn refused() -> Response {
     let text = "this needs the token of --ops-token-file, as `Authorization: Bearer TOKEN`\n";
     (StatusCode::UNAUTHORIZED, [(header::WWW_AUTHENTICATE, "Bearer")], text).into_response()

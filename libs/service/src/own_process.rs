@@ -1,4 +1,4 @@
-//! What a process does with its own files and memory: it closes them to other users.
+//! Protection of a process's own files and memory: it closes them to other users.
 
 use std::io;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! What a panic does to the process of a service.
+//! Effect of a panic on the process of a service.
 
 /// Ends the process at the first panic in it, whichever thread or task that is in, once it was logged. For processes that
 /// serve; to be called when there is a log.

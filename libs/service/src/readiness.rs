@@ -1,8 +1,8 @@
-//! Whether calls are welcome, and if not, why.
+//! Readiness of a process: whether calls are welcome, and if not, why.
 //!
-//! Each service says what it needs by conditions of its own: met while it has that, unmet as soon as it is lost, by whoever
-//! notices. A process takes them over ([`Readiness::include`]), also those of several services; health and `/readyz` show
-//! nothing else. It is information: calls are answered as they can be, ready or not.
+//! Each service states what it needs by conditions of its own: met while it has that, unmet as soon as any part of it
+//! notices a loss. A process takes them over ([`Readiness::include`]), also those of several services; health and
+//! `/readyz` show nothing else. It is information: calls are answered as they can be, ready or not.
 //!
 //! An impairment is wrong without being in the way of calls, such as an upstream that does not answer. `/health` alone shows it.
 
@@ -23,11 +23,11 @@ struct ReadinessInner {
 
 #[derive(Debug, Default)]
 struct ReadinessState {
-    /// What is missing: name and reason.
+    /// Unmet conditions: name and reason.
     unmet: BTreeMap<String, String>,
-    /// What is wrong beside that: name and reason.
+    /// Impairments: name and reason.
     impaired: BTreeMap<String, String>,
-    /// Of whom this is a part, and by what name.
+    /// Readiness that this one is a part of, each with the part's name.
     parents: Vec<(&'static str, Readiness)>,
 }
 
@@ -99,7 +99,7 @@ impl Readiness {
         self.set(ReadinessProblemKind::Unmet, "process", Some(why.to_owned()));
     }
 
-    /// Whether it is ready now.
+    /// Returns true when every condition is met now.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         *self.0.ready.borrow()
@@ -117,7 +117,7 @@ impl Readiness {
         let _ = self.subscribe().wait_for(|ready| *ready).await;
     }
 
-    /// What is missing: name and reason, one each.
+    /// Returns the unmet conditions: name and reason, one each.
     #[must_use]
     pub fn missing(&self) -> Vec<(String, String)> {
         self.state().unmet.iter().map(|(name, why)| (name.clone(), why.clone())).collect()
@@ -170,17 +170,17 @@ pub struct ReadinessCondition {
 }
 
 impl ReadinessCondition {
-    /// It is so.
+    /// Marks the condition as met.
     pub fn met(&self) {
         self.readiness.set(ReadinessProblemKind::Unmet, &self.name, None);
     }
 
-    /// It is not so, for this reason.
+    /// Marks the condition as unmet, for this reason.
     pub fn unmet(&self, why: impl Into<String>) {
         self.readiness.set(ReadinessProblemKind::Unmet, &self.name, Some(why.into()));
     }
 
-    /// It is so while the server there says that it serves. Never ends; the caller drops it to end it.
+    /// Keeps the condition met while the server there says that it serves. Never ends; the caller drops it to end it.
     pub async fn while_serves(self, server: rpc::Channel) {
         rpc::follow_health(server, |word| match word {
             Ok(()) => self.met(),
@@ -198,12 +198,12 @@ pub struct Impairment {
 }
 
 impl Impairment {
-    /// It is wrong, for this reason.
+    /// Marks the impairment as present, for this reason.
     pub fn begin(&self, why: impl Into<String>) {
         self.readiness.set(ReadinessProblemKind::Impaired, &self.name, Some(why.into()));
     }
 
-    /// It is wrong no more.
+    /// Marks the impairment as gone.
     pub fn end(&self) {
         self.readiness.set(ReadinessProblemKind::Impaired, &self.name, None);
     }

@@ -6,15 +6,15 @@ use std::time::{Duration, Instant, SystemTime};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-/// What a shell expects of a process that was interrupted.
+/// Exit status that a shell expects of a process that was interrupted.
 const EXIT_INTERRUPTED: i32 = 130;
 
-/// What SIGHUP means to a process.
+/// Meaning of SIGHUP to a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SighupAction {
-    /// Its terminal is gone, and so is it.
+    /// The terminal is gone, and the process ends.
     Ends,
-    /// Somebody has changed its files; whatever follows one hears of it as well.
+    /// The files were changed; all that follow the reload signal are notified as well.
     Reloads,
 }
 
@@ -28,7 +28,7 @@ pub struct Shutdown {
 /// Time that a drain may take.
 #[derive(Debug, Default)]
 struct ShutdownDrainDeadline {
-    /// As it was set up.
+    /// Time that was set up.
     patience: OnceLock<Duration>,
     /// Moment at which what is still under way is given up, by both clocks.
     deadline: OnceLock<(Instant, SystemTime)>,
@@ -71,7 +71,7 @@ impl Shutdown {
         self.drain.deadline.get().map(|(_, deadline)| *deadline)
     }
 
-    /// Whether it has begun.
+    /// Returns true once the shutdown has begun.
     #[must_use]
     pub fn has_begun(&self) -> bool {
         self.token.is_cancelled()

@@ -45,7 +45,7 @@ impl Tasks {
         });
     }
 
-    /// Whether any task has failed.
+    /// Returns true when any task has failed.
     #[must_use]
     pub fn any_failed(&self) -> bool {
         self.failed.load(Ordering::Acquire)

@@ -35,7 +35,7 @@ const CERTIFICATES: [&str; 4] = [
 
 /// Writes lines.
 type LogLayer = Box<dyn Layer<Registry> + Send + Sync>;
-/// What writes the lines that the filter lets through.
+/// Subscriber that writes the lines that the filter lets through.
 type LoggingSubscriber = Layered<Filtered<LogLayer, EnvFilter, Registry>, Registry>;
 
 /// Our crates, as the targets of log lines name them: levels below INFO are theirs.
@@ -78,7 +78,7 @@ const OURS: [&str; 33] = [
 /// Keeps the NATS client from telling each connection, which we tell by ourselves.
 const NATS_QUIET: &str = "async_nats=warn";
 
-/// What has to be flushed before the process ends.
+/// Telemetry that has to be flushed before the process ends.
 #[derive(Debug)]
 #[must_use = "traces that were not sent are lost unless this is flushed"]
 pub struct Telemetry {
@@ -95,7 +95,7 @@ pub enum TelemetryError {
     Filter {
         /// The text.
         filter: String,
-        /// What is wrong.
+        /// Description of what is wrong.
         source: tracing_subscriber::filter::ParseError,
     },
     /// The collector's address cannot be used.
@@ -103,7 +103,7 @@ pub enum TelemetryError {
     Exporter {
         /// The address.
         endpoint: String,
-        /// What is wrong.
+        /// Description of what is wrong.
         message: String,
     },
     /// Something else in this process has set a logger already.
@@ -175,7 +175,7 @@ fn directives(flag: &str) -> String {
     directives.join(",")
 }
 
-/// What is logged is what the filter says. Traces are of every call, also where only warnings are logged.
+/// Combines log lines, which pass the filter, with traces, which are of every call, also where only warnings are logged.
 fn composed(
     logs: LogLayer,
     filter: EnvFilter,

@@ -1,4 +1,4 @@
-//! What the ops port answers.
+//! Answers of the ops port.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says so")]
 
 #[path = "ops/admin.rs"]

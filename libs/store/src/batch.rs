@@ -16,7 +16,7 @@ pub const ROWS_MAX: usize = 1000;
 /// All values of one batch, in bytes.
 const BATCH_BYTES_MAX: usize = 4 * 1024 * 1024;
 
-/// Whose rows they are, as it stands in keys: `s:acme:order:3`. Empty for what stands beside the lanes. Cheap to clone.
+/// Lane that owns rows, as written in keys: `s:acme:order:3`. Empty for rows that belong to no lane. Cheap to clone.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LaneKey(Arc<str>);
 
@@ -53,9 +53,9 @@ texts!(LaneKey RowKey);
 /// A condition of a batch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RowCondition {
-    /// This row is not there: else the batch is one that was applied already.
+    /// The row does not exist: if it does, the batch was already applied.
     Absent(RowKey),
-    /// This row has this revision; 0 when it is not there.
+    /// The row has this revision; 0 for a row that does not exist.
     Revision(RowKey, u64),
 }
 
@@ -85,20 +85,20 @@ impl RowOperation {
 /// A change of rows of one lane: all of it, or nothing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RowBatch {
-    /// Whose rows.
+    /// Lane that owns the rows.
     pub lane: LaneKey,
     /// The epoch in which the lane was taken.
     pub epoch: u64,
-    /// What has to hold. Looked at in this order.
+    /// Conditions that must hold, checked in this order.
     pub conditions: Vec<RowCondition>,
-    /// What is changed, in this order.
+    /// Changes of rows, made in this order.
     pub ops: Vec<RowOperation>,
 }
 
-/// What became of a batch.
+/// Result of committing a batch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CommitOutcome {
-    /// It was made. Rows that it wrote have this revision, higher than every one of the lane before.
+    /// The change was made. Rows that it wrote have this revision, higher than every earlier one of the lane.
     Committed(u64),
     /// Nothing was changed: this row is there.
     Exists(RowKey),
@@ -117,7 +117,7 @@ pub enum CommitOutcome {
 }
 
 impl RowBatch {
-    /// Whether it keeps to the limits.
+    /// Checks the batch against the limits.
     ///
     /// # Errors
     /// [`StoreError::TooLarge`] names what does not.
@@ -144,7 +144,7 @@ impl RowBatch {
         Ok(())
     }
 
-    /// Whether it makes no row that was not there, as far as its operations tell.
+    /// Returns true if every operation is a delete, so that the batch creates no row.
     pub(crate) fn only_deletes(&self) -> bool {
         self.ops.iter().all(|op| matches!(op, RowOperation::Delete(_)))
     }

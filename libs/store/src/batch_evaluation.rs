@@ -1,4 +1,4 @@
-//! What becomes of a batch, the same in every store that judges in this process.
+//! Evaluation of a batch, shared by the stores that evaluate batches in this process.
 
 use bytes::Bytes;
 

@@ -8,7 +8,7 @@ pub trait Clock: Send + Sync + 'static {
     fn now(&self) -> u64;
 }
 
-/// This machine's.
+/// Clock of this machine.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct WallClock;
 

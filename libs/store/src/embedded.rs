@@ -250,7 +250,7 @@ fn lock_directory(dir: &Path) -> Result<StoreDirectoryLock, StoreError> {
     }
 }
 
-/// What an error comes to where nothing can have changed.
+/// Converts an MDBX error raised where nothing can have changed.
 fn not_read(error: MdbxError) -> StoreError {
     let why = error.to_string();
     match error {

@@ -1,4 +1,4 @@
-//! What can go wrong with a store.
+//! Errors of a store.
 
 /// Why there is no answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -6,9 +6,9 @@ pub enum StoreError {
     /// A batch, a key or a value is beyond its limit. It never fits.
     #[error("{what} has {size}, at most {most} are allowed")]
     TooLarge {
-        /// What it is.
+        /// Name of the thing that is too large.
         what: String,
-        /// Its size.
+        /// Size of the thing.
         size: usize,
         /// The limit.
         most: usize,
@@ -19,22 +19,22 @@ pub enum StoreError {
         /// Which room is used up, and the way out.
         why: String,
     },
-    /// It may or may not have happened.
+    /// The change may or may not have been made.
     #[error("whether the change was made is not known: {why}")]
     Indeterminate {
-        /// What went wrong.
+        /// Cause of the failure.
         why: String,
     },
-    /// It cannot be reached, or is ending. Nothing has happened.
+    /// The store cannot be reached, or is ending. Nothing has happened.
     #[error("the store cannot be reached: {why}")]
     Unavailable {
         /// Why.
         why: String,
     },
-    /// What it has cannot be read.
+    /// The stored data cannot be read.
     #[error("the store is damaged: {why}")]
     Damaged {
-        /// What is wrong with it.
+        /// Description of the damage.
         why: String,
     },
     /// Another process has it.

@@ -41,16 +41,16 @@ pub use shared::SharedStore;
 /// A page of rows ends behind the one with which it has so many bytes.
 const PAGE_BYTES: usize = 4 * 1024 * 1024;
 
-/// What a store is, for whoever places lanes and tells operators.
+/// Properties of a store, for the placement of lanes and for operators.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StoreCapabilities {
-    /// What keeps the rows: `mdbx`, `redis` or `memory`.
+    /// Backend that keeps the rows: `mdbx`, `redis` or `memory`.
     pub kind: &'static str,
-    /// Whether an answered commit survives everything but the loss of disks.
+    /// True if an answered commit survives everything but the loss of disks.
     pub is_synced: bool,
-    /// Whether several processes may own lanes of it.
+    /// True if several processes may own lanes of the store.
     pub shared: bool,
-    /// What an answered commit survives.
+    /// Failures that an answered commit survives.
     pub durability: &'static str,
 }
 
@@ -69,7 +69,7 @@ pub struct StoreUsage {
 pub struct StorePage {
     /// The rows.
     pub rows: Vec<(RowKey, VersionedValue)>,
-    /// Whether there are more behind the last of them.
+    /// True if there are more rows after the last one.
     pub has_more: bool,
 }
 
@@ -153,6 +153,6 @@ pub trait KvStore: Send + Sync {
     /// [`StoreError`]; may be repeated.
     async fn measure(&self) -> Result<StoreUsage, StoreError>;
 
-    /// What it is.
+    /// Returns the properties of the store.
     fn capabilities(&self) -> StoreCapabilities;
 }

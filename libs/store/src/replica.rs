@@ -16,7 +16,7 @@ pub const REPLICA_WORDS_BYTES_MAX: usize = 64 * 1024;
 /// A replica of a service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Replica {
-    /// Its name among the others.
+    /// Name of the replica among the others.
     pub name: String,
     /// Number of its process: another process of the same name has another one.
     pub session: u64,

@@ -60,7 +60,7 @@ impl StoredRow {
     }
 }
 
-/// Who owns a lane, and how often it was committed.
+/// Epoch of a lane's owner, and the revision of the lane's last commit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct LaneFence {
     pub(crate) epoch: u64,

@@ -16,7 +16,7 @@ use crate::{
 };
 
 static COMMIT: Script = Script::new("commit", &["#!lua\n", include_str!("shared/commit.lua")]);
-/// The same where Redis is out of memory, for what frees.
+/// Script of [`COMMIT`] that runs even when Redis is out of memory, for batches that only free.
 static FREE: Script = Script::new("free", &["#!lua flags=allow-oom\n", include_str!("shared/commit.lua")]);
 static TAKE: Script = Script::new("take", &[include_str!("shared/take.lua")]);
 static BEAT: Script = Script::new("beat", &[include_str!("shared/beat.lua")]);
@@ -71,7 +71,7 @@ impl SharedStore {
 /// Where the rows of a lane are.
 struct LaneKeyspace {
     connection: KvConnection,
-    /// What their keys begin with.
+    /// Prefix of the keys of the rows.
     prefix: String,
 }
 

@@ -1,4 +1,4 @@
-//! What tests share. Never part of a shipped program, except for crash points in builds made to be broken.
+//! Shared tools for tests. Never part of a shipped program, except for crash points in builds made to be broken.
 //!
 //! - [`crash_point!`]: named places where a process can be made to die;
 //! - `RedisServer`: a private `redis-server`, or what `MYCORA_REDIS_SERVER` names; `RedisCluster` and `RedisSentinels`:

@@ -35,11 +35,11 @@ pub struct NatsServer {
     dir: TempDir,
     /// Variables of its environment.
     environment: Vec<(String, String)>,
-    /// Whether it answers whoever comes, without a login.
+    /// True for a server that accepts clients without a login.
     is_open: bool,
 }
 
-/// What a server had at a moment: see [`NatsServer::restore`].
+/// Copy of a server's files at a moment: see [`NatsServer::restore`].
 #[derive(Debug)]
 pub struct NatsSnapshot(TempDir);
 
@@ -89,13 +89,13 @@ impl NatsServer {
         SocketAddr::from((Ipv4Addr::LOCALHOST, self.port))
     }
 
-    /// Its process id.
+    /// Returns the server's process id.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.process.pid()
     }
 
-    /// What it says of itself to whoever connects, as JSON; its `version` among it.
+    /// Returns the INFO that the server sends to each client, as JSON; its `version` among it.
     ///
     /// # Panics
     /// When it does not answer.
@@ -184,7 +184,7 @@ impl NatsServer {
     /// the outside.
     ///
     /// # Panics
-    /// When nobody answers.
+    /// When there is no answer.
     #[must_use]
     pub fn ask(&self, subject: &str, payload: &str) -> String {
         ask(self.address(), subject, payload).unwrap_or_else(|error| panic!("{subject}: {error}"))

@@ -5,18 +5,18 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
-/// Below those that Linux gives to whoever connects somewhere: none of them is taken by a connection that happens to begin
+/// Range below the ephemeral ports of Linux: none of these ports is taken by an outgoing connection that happens to begin
 /// before the port is used.
 const PORTS: Range<u16> = 12_000..32_000;
 /// How many are tried.
 const TRIES: usize = 1000;
 
-/// What was given out: whoever has one may not listen on it yet.
+/// Ports that were given out: their holders may not listen on them yet.
 static GIVEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
 
-/// A TCP port of the loopback interface that nobody listened on a moment ago, another one with each call.
+/// Returns a TCP port of the loopback interface without a listener a moment ago, another one with each call.
 ///
-/// Somebody else may take it before it is used: whoever can, binds port 0 instead.
+/// Another process may take it before it is used: where possible, bind port 0 instead.
 ///
 /// # Panics
 /// When the machine has no port left.

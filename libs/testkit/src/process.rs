@@ -45,13 +45,13 @@ impl TestProcess {
         Self { name: name.to_owned(), child, output, readers }
     }
 
-    /// Its process id.
+    /// Returns the process id.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// What it wrote so far, standard output and error mixed line by line.
+    /// Returns the output so far, standard output and error mixed line by line.
     #[must_use]
     pub fn output(&self) -> String {
         self.output.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -93,7 +93,7 @@ impl TestProcess {
         status
     }
 
-    /// Whether it has not ended.
+    /// Returns true while the process has not ended.
     #[must_use]
     pub fn is_running(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))

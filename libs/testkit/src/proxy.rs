@@ -40,7 +40,7 @@ pub enum ProxyFault {
 }
 
 impl ProxyFault {
-    /// Whether it keeps back what goes in this direction.
+    /// Returns true if the fault keeps back the data in this direction.
     fn holds(self, answers: bool) -> bool {
         self == Self::Hold || answers && self == Self::HoldAnswers
     }
@@ -133,7 +133,7 @@ async fn accept(
     }
 }
 
-/// What a connection is subject to.
+/// State that one connection is subject to.
 #[derive(Debug, Clone)]
 struct ProxyConnection {
     state: watch::Receiver<ProxyState>,

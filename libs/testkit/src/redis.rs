@@ -119,7 +119,7 @@ impl RedisServer {
         format!("redis://{user}127.0.0.1:{}", self.port())
     }
 
-    /// Its TCP port.
+    /// Returns the server's TCP port.
     ///
     /// # Panics
     /// When it was not built with [`RedisBuilder::tcp`].
@@ -129,7 +129,7 @@ impl RedisServer {
         self.port
     }
 
-    /// Its socket.
+    /// Returns the path of the server's socket.
     #[must_use]
     pub fn socket(&self) -> PathBuf {
         self.dir.path().join("redis.sock")
@@ -141,7 +141,7 @@ impl RedisServer {
         self.dir.path()
     }
 
-    /// Its process id.
+    /// Returns the server's process id.
     ///
     /// # Panics
     /// When it is not running.
@@ -150,7 +150,7 @@ impl RedisServer {
         self.child.as_ref().expect("the server is running").id()
     }
 
-    /// Whether it has not ended, by itself or by [`RedisServer::kill9`].
+    /// Returns true while the server has not ended, by itself or by [`RedisServer::kill9`].
     #[must_use]
     pub fn is_running(&mut self) -> bool {
         self.child.as_mut().is_some_and(|child| matches!(child.try_wait(), Ok(None)))

@@ -41,7 +41,7 @@ pub trait ChoiceSource {
 pub struct SeededChoices(u64);
 
 impl SeededChoices {
-    /// The same choices for the same seed.
+    /// Makes a source that gives the same choices for the same seed.
     #[must_use]
     pub const fn new(seed: u64) -> Self {
         Self(seed)
@@ -72,7 +72,7 @@ impl ChoiceSource for ByteChoices<'_> {
     }
 }
 
-/// What an expression is.
+/// Type of an expression's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ScriptValueKind {
     Int,

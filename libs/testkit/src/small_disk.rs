@@ -6,8 +6,8 @@ use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-/// Mounts it, and takes it away when nobody holds the other end of its input any more. Somebody may still be in there: it
-/// goes when that one does.
+/// Script that mounts the file system, and unmounts it when the other end of its input is closed. While a process still
+/// uses it, it stays until that process ends.
 const KEEPER: &str = r#"
 IFS= read -r dir && read -r mebibytes || exit
 mount -t tmpfs -o "size=${mebibytes}m,mode=711" mycora-test "$dir" && echo mounted && read -r end

@@ -26,7 +26,7 @@ where
     }
 }
 
-/// The same for tests without a runtime.
+/// Waits for a condition like [`wait_until`], for tests without a runtime.
 ///
 /// # Panics
 /// As [`wait_until`].

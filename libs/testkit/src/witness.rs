@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// What one line says.
+/// Mark that begins a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WitnessMark {
     /// The script began.
@@ -15,7 +15,7 @@ pub enum WitnessMark {
 /// One execution as the witness saw it. Positions are line numbers, so that order means time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WitnessSpan {
-    /// What was executed, as the script named it.
+    /// Name of the job, as the script gave it.
     pub job: String,
     /// Which try, as the script named it.
     pub attempt: String,

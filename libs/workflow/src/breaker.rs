@@ -6,7 +6,7 @@ use model::Timestamp;
 
 use crate::provider::{CallRateLimit, CircuitBreakerPolicy};
 
-/// What is known of an upstream.
+/// Circuit breaker of one upstream.
 #[derive(Debug)]
 pub struct CircuitBreaker {
     breaker: CircuitBreakerPolicy,

@@ -20,9 +20,9 @@ pub use draft::ManifestDraft;
 /// A manifest that was read.
 #[derive(Debug)]
 pub struct LoadedManifest {
-    /// What messages call it.
+    /// Name of the manifest in messages.
     pub name: String,
-    /// Its documents.
+    /// Documents of the manifest.
     pub documents: Vec<ManifestDocument>,
 }
 

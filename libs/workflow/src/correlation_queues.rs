@@ -1,10 +1,10 @@
-//! What waits for its turn in a lane: first in, first out within a correlation, side by side across them.
+//! Queues of a lane's inputs: first in, first out within a correlation, side by side across correlations.
 
 use std::collections::{HashMap, VecDeque};
 
 use model::CorrelationId;
 
-/// What may wait.
+/// Capacity of the queues of a lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LaneQueueCapacity {
     /// Items, those that are being worked on among them.
@@ -40,8 +40,8 @@ impl<T> CorrelationQueues<T> {
         Self { room, lines: HashMap::new(), ready: VecDeque::new(), items: 0, bytes: 0 }
     }
 
-    /// Whether an item of so many bytes finds room, of this correlation. One always does when nothing waits at all, however large
-    /// it is.
+    /// Returns true if there is room for an item of so many bytes in this correlation. An item of any size fits when the
+    /// queues are empty.
     #[must_use]
     pub fn has_room(&self, correlation: &CorrelationId, bytes: usize) -> bool {
         let of_one = self.lines.get(correlation).map_or(0, CorrelationQueue::len);
@@ -110,7 +110,7 @@ impl<T> CorrelationQueues<T> {
         self.items
     }
 
-    /// Whether nothing waits and nothing is worked on.
+    /// Returns true if nothing waits and nothing is worked on.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.items == 0

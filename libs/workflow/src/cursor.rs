@@ -16,7 +16,7 @@ pub struct Cursor {
     in_flight: BTreeSet<u64>,
 }
 
-/// What a delivery is.
+/// Classification of a delivery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeliveryClass {
     /// The next message.
@@ -37,7 +37,7 @@ pub enum DeliveryDisorder {
 }
 
 impl DeliveryDisorder {
-    /// As metrics call it.
+    /// Returns the name in metrics.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -48,7 +48,7 @@ impl DeliveryDisorder {
 }
 
 impl Cursor {
-    /// That of a consumer which was made from `position` + 1 just now.
+    /// Makes the cursor of a consumer that was just created to start at `position` + 1.
     #[must_use]
     pub const fn behind(position: u64) -> Self {
         Self { delivered: position, count: 0, in_flight: BTreeSet::new() }
@@ -164,7 +164,7 @@ mod tests {
         assert_eq!(cursor.position(), 1);
     }
 
-    /// What a broker does next.
+    /// Action that the broker takes next.
     #[derive(Debug, Clone, Copy)]
     enum BrokerAction {
         /// Delivers the next message.

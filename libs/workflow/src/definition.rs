@@ -37,9 +37,9 @@ pub const TIMER_AHEAD_MAX: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 /// A saga.
 #[derive(Debug, Clone)]
 pub struct Saga {
-    /// Its name.
+    /// Name of the saga.
     pub name: SagaName,
-    /// Its version: higher than those before it.
+    /// Version of the saga: higher than those before it.
     pub version: u32,
     /// Hash of its manifest, however that was laid out.
     pub hash: BlobHash,
@@ -53,15 +53,15 @@ pub struct Saga {
     pub sources: Vec<EventSource>,
     /// The correlation of an event, as a text or a number.
     pub correlate: Formula,
-    /// What becomes of events of which there is no instance, by type.
+    /// Policies for events that have no instance, by type of the event.
     pub on_missing: BTreeMap<String, MissingInstancePolicy>,
-    /// What becomes of those of every other type.
+    /// Policy for events of every other type that have no instance.
     pub on_missing_default: MissingInstancePolicy,
     /// How it starts.
     pub start: SagaStart,
     /// Timers that are set when it starts and end with it.
     pub timers: Vec<TimerSpec>,
-    /// Its steps.
+    /// Steps of the saga, by name.
     pub steps: BTreeMap<StepName, SagaStep>,
     /// Ordered after the last compensation.
     pub compensated: Option<WorkOrder>,
@@ -69,11 +69,11 @@ pub struct Saga {
     pub ignore: BTreeMap<StepName, IgnoredEventTypes>,
     /// How instances of another version become instances of this one.
     pub migrate: Option<Migration>,
-    /// Its limits.
+    /// Limits of the saga.
     pub limits: SagaLimits,
     /// Types of events that steps reachable from a step name, that step left out unless it is reachable from itself.
     pub upcoming_events: BTreeMap<StepName, BTreeSet<String>>,
-    /// Whether it is in force no more: instances go on, and none starts.
+    /// True if the saga is no longer in force: its instances go on, and none starts.
     pub is_retired: bool,
 }
 
@@ -100,13 +100,13 @@ impl TenantSet {
 /// A field of the state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StateField {
-    /// What it holds.
+    /// Kind of value that the field holds.
     pub kind: StateFieldKind,
-    /// Whether it may be nothing. Until it is set it is.
+    /// True if the field may be nothing. Until the field is set, it is nothing.
     pub is_optional: bool,
 }
 
-/// What a field of the state holds.
+/// Kind of value that a field of the state holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StateFieldKind {
     /// A text.
@@ -162,31 +162,31 @@ pub struct EventSource {
     pub aggregate: String,
     /// Versions of the schema that are understood.
     pub versions: RangeInclusive<u32>,
-    /// What has to be set in the data of an event to make the next version of it, by version.
+    /// Assignments that turn the data of an event into its next version, by the version they start from.
     pub upcast: BTreeMap<u32, Vec<StateAssignment>>,
-    /// What becomes of events of every other version.
+    /// Policy for events of every other version.
     pub on_version: UnknownVersionPolicy,
 }
 
-/// What becomes of an event whose version is not understood.
+/// Policy for an event whose version is not understood.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UnknownVersionPolicy {
-    /// It parks its correlation.
+    /// The event is a dead letter and parks its correlation.
     DeadLetter,
     /// Nothing.
     Ignore,
-    /// Its instance is undone.
+    /// The instance of the event is compensated.
     Compensate,
 }
 
-/// What becomes of an event of which there is no instance.
+/// Policy for an event that has no instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MissingInstancePolicy {
     /// Nothing.
     Ignore,
-    /// It waits so long for an instance, and is a dead letter then.
+    /// The event waits for an instance for this time, then becomes a dead letter.
     Park(Duration),
-    /// It is a dead letter.
+    /// The event is a dead letter.
     DeadLetter,
 }
 
@@ -195,13 +195,13 @@ pub enum MissingInstancePolicy {
 pub struct SagaStart {
     /// Types of events that start it; none when it is started by a schedule or by request only.
     pub on: BTreeSet<String>,
-    /// Whether an event starts it; every one when there is none.
+    /// Condition under which an event starts the saga; none for every event.
     pub when: Option<Formula>,
     /// When it starts by itself.
     pub schedule: Option<Schedule>,
     /// The first values of its state.
     pub set: Vec<StateAssignment>,
-    /// Its first step.
+    /// Step at which an instance begins.
     pub goto: StepName,
 }
 
@@ -217,13 +217,13 @@ pub struct StateAssignment {
 /// A step.
 #[derive(Debug, Clone)]
 pub struct SagaStep {
-    /// Whether there is no way back once it has succeeded.
+    /// True if there is no way back once the step has succeeded.
     pub is_pivot: bool,
-    /// What is done there.
+    /// Action of the step.
     pub action: StepAction,
 }
 
-/// What is done at a step.
+/// Action of a step.
 #[derive(Debug, Clone)]
 pub enum StepAction {
     /// Work is ordered, and its end is waited for.
@@ -235,26 +235,26 @@ pub enum StepAction {
 /// Work of a step.
 #[derive(Debug, Clone)]
 pub struct StepWork {
-    /// What is ordered, in this order. One unless the step is parallel.
+    /// Branches that are ordered, in this order. One unless the step is parallel.
     pub branches: Vec<StepBranch>,
     /// When the step has succeeded.
     pub join: JoinPolicy,
-    /// Whether results are named by their branch.
+    /// True if results are named by their branch.
     pub is_parallel: bool,
-    /// What follows when it has.
+    /// Arms that are tried when the step has succeeded.
     pub on_success: Vec<StepArm>,
-    /// What follows when it has failed; compensation when none fits.
+    /// Arms that are tried when the step has failed; compensation when none fits.
     pub on_failure: Vec<StepArm>,
 }
 
 /// A piece of the work of a step.
 #[derive(Debug, Clone)]
 pub struct StepBranch {
-    /// Its name within the step; that of the step where there is one branch only.
+    /// Name of the branch within the step; the name of the step where there is only one branch.
     pub name: StepName,
-    /// What is ordered.
+    /// Order of the branch's work.
     pub order: WorkOrder,
-    /// What undoes it.
+    /// Order that undoes the work.
     pub compensate: Option<WorkOrder>,
 }
 
@@ -265,7 +265,7 @@ pub enum WorkOrder {
     Effect {
         /// Which.
         effect: EffectName,
-        /// What it is given.
+        /// Input of the effect.
         input: ValueTemplate,
     },
     /// A command for an aggregate.
@@ -276,7 +276,7 @@ pub enum WorkOrder {
         id: ValueTemplate,
         /// Type of the command.
         kind: String,
-        /// What it carries.
+        /// Payload of the command.
         payload: ValueTemplate,
     },
 }
@@ -318,7 +318,7 @@ impl JoinPolicy {
 /// Events and timers for which a step waits.
 #[derive(Debug, Clone)]
 pub struct StepWait {
-    /// What follows, by the type of the event or what a timer raises.
+    /// Arms that are tried, by the type of the event or the type that a timer raises.
     pub on: BTreeMap<String, Vec<StepArm>>,
     /// Timers that are set when the step begins and end with it.
     pub timers: Vec<TimerSpec>,
@@ -329,13 +329,13 @@ pub struct StepWait {
 pub struct StepArm {
     /// The condition; none holds always.
     pub when: Option<Formula>,
-    /// What is noted in the state before.
+    /// Assignments that are made in the state first.
     pub set: Vec<StateAssignment>,
-    /// What follows.
+    /// Continuation after the assignments.
     pub then: Continuation,
 }
 
-/// What follows an input.
+/// Continuation of an instance after an input.
 #[derive(Debug, Clone)]
 pub enum Continuation {
     /// A step begins.
@@ -346,7 +346,7 @@ pub enum Continuation {
     Complete,
     /// The saga ends otherwise.
     Fail(ValueTemplate),
-    /// What was done is undone, for this reason.
+    /// The work that was done is compensated, for this reason.
     Compensate(ValueTemplate),
     /// The input is a dead letter, for this reason.
     DeadLetter(ValueTemplate),
@@ -355,13 +355,13 @@ pub enum Continuation {
 /// A timer.
 #[derive(Debug, Clone)]
 pub struct TimerSpec {
-    /// Its name.
+    /// Name of the timer.
     pub name: TimerName,
     /// When it fires.
     pub due: TimerDue,
     /// So much later at most, by its own share of it.
     pub jitter: Duration,
-    /// What it raises, as an event of this type.
+    /// Type of the event that the timer raises.
     pub raise: String,
 }
 
@@ -403,7 +403,7 @@ pub struct Migration {
     pub from: u32,
     /// The step of this version for each step of theirs that has another name.
     pub steps: BTreeMap<StepName, StepName>,
-    /// What is set in their state.
+    /// Assignments that are made in the state of the instances.
     pub set: Vec<StateAssignment>,
 }
 
@@ -468,7 +468,7 @@ impl Saga {
             })
     }
 
-    /// What becomes of an event of which there is no instance.
+    /// Returns the policy for an event of this type that has no instance.
     #[must_use]
     pub fn missing(&self, kind: &str) -> MissingInstancePolicy {
         self.on_missing.get(kind).copied().unwrap_or(self.on_missing_default)

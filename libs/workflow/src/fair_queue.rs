@@ -1,4 +1,4 @@
-//! Whose turn it is: work of several tenants, each by its weight.
+//! Fair queue of the work of several tenants, each by its weight.
 
 use std::collections::{BTreeMap, VecDeque};
 

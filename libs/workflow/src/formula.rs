@@ -38,7 +38,7 @@ static EXPRESSIONS: LazyLock<Expressions> = LazyLock::new(|| Expressions::new(La
 /// A variable that formulas of one place may use.
 #[derive(Debug, Clone)]
 pub struct Variable {
-    /// Its name.
+    /// Name of the variable.
     pub name: &'static str,
     /// The fields that it has; nothing where they are not known.
     pub fields: Option<BTreeSet<String>>,
@@ -67,11 +67,11 @@ pub enum FormulaError {
     /// A variable that there is not.
     #[error("`{name}` is not known here: there are {known}{hint}")]
     UnknownVariable {
-        /// What stands there.
+        /// Name that the text uses.
         name: String,
         /// The variables, for people.
         known: String,
-        /// What was meant, perhaps.
+        /// Suggestion of a name that was perhaps meant.
         hint: String,
     },
     /// A field that a variable has not.
@@ -79,9 +79,9 @@ pub enum FormulaError {
     UnknownField {
         /// The variable.
         variable: String,
-        /// What stands behind it.
+        /// Name of the field that the text uses.
         field: String,
-        /// What was meant, or which there are.
+        /// Suggestion of the field that was meant, or a list of the fields that exist.
         hint: String,
     },
     /// `${{` without `}}`.
@@ -159,7 +159,7 @@ impl<'a> VariableScope<'a> {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{text}`: {what}")]
 pub struct FormulaValueError {
-    /// What was evaluated.
+    /// Text of the formula that was evaluated.
     pub text: String,
     /// Why.
     pub what: String,

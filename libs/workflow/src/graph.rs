@@ -38,11 +38,11 @@ pub struct DefinitionGraph<'a> {
 pub struct DefinitionNode<'a> {
     /// The step, or one of the names that begin with a colon.
     pub name: &'a str,
-    /// Its kind.
+    /// Kind of the node.
     pub kind: DefinitionNodeKind,
-    /// Whether there is no way back once it has succeeded.
+    /// True if there is no way back once the step has succeeded.
     pub is_pivot: bool,
-    /// What is ordered there: branch, order, and what undoes it.
+    /// Orders of the step, each as branch, order, and the order that undoes it.
     pub orders: Vec<(&'a str, &'a WorkOrder, Option<&'a WorkOrder>)>,
     /// How many of its branches have to succeed.
     pub needs: usize,
@@ -50,7 +50,7 @@ pub struct DefinitionNode<'a> {
     pub timers: Vec<&'a str>,
 }
 
-/// What a node is.
+/// Kind of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DefinitionNodeKind {
     /// The start.
@@ -78,7 +78,7 @@ pub struct DefinitionEdge<'a> {
     pub from: &'a str,
     /// The node that it leads to.
     pub to: &'a str,
-    /// What has it taken.
+    /// Kind of trigger that takes the edge.
     pub kind: DefinitionEdgeKind,
     /// The type of the event.
     pub event: Option<&'a str>,
@@ -86,7 +86,7 @@ pub struct DefinitionEdge<'a> {
     pub condition: Option<&'a str>,
 }
 
-/// What has an edge taken.
+/// Kind of trigger that takes an edge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DefinitionEdgeKind {
     /// The start of an instance.

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use uuid::Builder;
 
-/// What an instance was given, by the name under which it counts once.
+/// Idempotency key of an input: an instance applies inputs of one id once.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum InputId {
@@ -18,19 +18,19 @@ pub enum InputId {
     Message {
         /// When the stream was made, in milliseconds since 1970.
         incarnation: u64,
-        /// Its sequence there.
+        /// Sequence of the message in the stream.
         sequence: u64,
     },
     /// The result of a command.
     Result(CommandId),
     /// A timer that fired.
     Timer {
-        /// Its name.
+        /// Name of the timer.
         name: String,
         /// How often it had been set.
         generation: u64,
     },
-    /// What somebody asked for, by the id of the request.
+    /// A request of an operator or a client, by its id.
     Verb(String),
 }
 
@@ -54,14 +54,14 @@ impl InputId {
     }
 }
 
-/// What causes work: one input of one run of an instance.
+/// Cause of work: one input of one run of an instance.
 #[derive(Debug, Clone, Copy)]
 pub struct WorkSource<'a> {
-    /// Whose instance it is.
+    /// Tenant that owns the instance.
     pub tenant: &'a TenantId,
-    /// Its saga.
+    /// Saga of the instance.
     pub saga: &'a SagaName,
-    /// Its correlation.
+    /// Correlation of the instance.
     pub correlation: &'a CorrelationId,
     /// How many instances of this correlation there were before it.
     pub run: u64,

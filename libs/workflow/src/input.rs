@@ -1,4 +1,4 @@
-//! What instances are given: events, results of commands, timers, verbs.
+//! Inputs of instances: events, results of commands, timers, verbs.
 
 use model::{CommandId, Timestamp};
 use serde::{Deserialize, Serialize};
@@ -20,11 +20,11 @@ pub const CALL_BYTES_MAX: usize = 1024 * 1024 - 64 * 1024;
 pub struct InstanceInput {
     /// When it happened: the stored time of its message, or when a timer was due.
     pub time: Timestamp,
-    /// What it is.
+    /// Kind and content of the input.
     pub what: InstanceInputKind,
 }
 
-/// What an input is.
+/// Kind and content of an input.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum InstanceInputKind {
@@ -34,16 +34,16 @@ pub enum InstanceInputKind {
     Result(CommandResult),
     /// A timer is due.
     Timer {
-        /// Its name.
+        /// Name of the timer.
         name: String,
         /// How many timers of the instance had been set when it was.
         generation: u64,
     },
-    /// Somebody asked for something.
+    /// A request of an operator or a client.
     Verb {
         /// The id of the request.
         request: String,
-        /// What was asked for.
+        /// Verb that was requested.
         verb: Verb,
     },
 }
@@ -53,7 +53,7 @@ pub enum InstanceInputKind {
 pub struct DomainEvent {
     /// The id under which it counts once.
     pub id: InputId,
-    /// Its type.
+    /// Type of the event.
     pub kind: String,
     /// The event as formulas see it.
     pub body: Json,
@@ -69,24 +69,24 @@ pub struct CommandResult {
     pub command: CommandId,
     /// How it ended.
     pub outcome: CommandOutcome,
-    /// Whether it may have happened although it did not succeed.
+    /// True if the command may have taken effect although it did not succeed.
     pub may_have_happened: bool,
-    /// What its provider says of it.
+    /// Payload that the provider returned.
     pub payload: Json,
 }
 
 /// How a command ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum CommandOutcome {
-    /// As it should.
+    /// The command succeeded.
     Succeeded,
-    /// It failed for good.
+    /// The command failed permanently.
     Failed,
-    /// It took too long.
+    /// The command took too long.
     TimedOut,
-    /// Nobody knows whether it happened.
+    /// The outcome is unknown: the command may or may not have taken effect.
     Unknown,
-    /// Nobody wanted it any more.
+    /// The command was cancelled because it was no longer wanted.
     Cancelled,
 }
 
@@ -120,7 +120,7 @@ impl CommandOutcome {
     }
 }
 
-/// What somebody asks of an instance.
+/// Request to an instance.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verb {
@@ -131,9 +131,9 @@ pub enum Verb {
     },
     /// Gives it an event.
     Send {
-        /// Its type.
+        /// Type of the event.
         kind: String,
-        /// Its data.
+        /// Data of the event.
         data: Json,
     },
     /// Keeps its inputs back from now on.
@@ -154,7 +154,7 @@ pub enum Verb {
     RetryStep,
     /// Leaves the step out that is stuck.
     SkipStep {
-        /// What takes the place of its result.
+        /// Result that replaces that of the step.
         result: Json,
     },
     /// Says that everything is done.

@@ -18,12 +18,12 @@ pub const REASON_CHARS_MAX: usize = 300;
 /// Everything that is kept of a correlation under its own key.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CorrelationRecord {
-    /// What there is of it.
+    /// State of the correlation: waiting events, an instance, or a tombstone.
     pub entry: CorrelationEntry,
     /// The dead letter that parked it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parked_by: Option<u64>,
-    /// Whether somebody paused it.
+    /// True if the correlation was paused by request.
     #[serde(default, skip_serializing_if = "is_false")]
     pub is_paused: bool,
     /// Inputs that wait behind a letter or a pause.
@@ -40,7 +40,7 @@ pub struct CorrelationRecord {
     pub awaited: u64,
 }
 
-/// What there is of a correlation.
+/// State of a correlation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CorrelationEntry {
@@ -48,7 +48,7 @@ pub enum CorrelationEntry {
     Awaited(StartBacklog),
     /// An instance.
     Live(Box<SagaInstance>),
-    /// What is left of one.
+    /// The tombstone of an instance that has ended.
     Ended(Tombstone),
 }
 
@@ -64,9 +64,9 @@ pub struct StartBacklog {
 /// An event that waits for its step; its row has the rest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeferredEvent {
-    /// Its number.
+    /// Number of the event's row.
     pub number: u64,
-    /// Its type.
+    /// Type of the event.
     pub kind: String,
 }
 
@@ -114,12 +114,12 @@ pub struct SagaInstance {
     pub step: StepName,
     /// When it came there.
     pub entered: Timestamp,
-    /// Its state: an object with every field that it has.
+    /// State of the instance: an object with every field that it has.
     pub state: Json,
-    /// What may have to be undone, in the order in which it was ordered.
+    /// Work that may have to be undone, in the order in which it was ordered.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stack: Vec<CompensationEntry>,
-    /// Whether its pivot has succeeded.
+    /// True if the pivot has succeeded.
     #[serde(default, skip_serializing_if = "is_false")]
     pub is_past_pivot: bool,
     /// Commands whose end is waited for.
@@ -134,10 +134,10 @@ pub struct SagaInstance {
     /// Why somebody cancelled it, while its pivot is under way.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cancelled: Option<String>,
-    /// What it is stuck at.
+    /// Reason why the instance is stuck.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stuck: Option<StuckReason>,
-    /// Its timers.
+    /// Timers of the instance.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub timers: BTreeMap<TimerName, Timer>,
     /// Timers that were set.
@@ -162,10 +162,10 @@ pub struct CompensationEntry {
     pub branch: StepName,
     /// The command.
     pub command: CommandId,
-    /// What it was given, as far as its compensation needs it.
+    /// Input of the work, as far as its compensation needs it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub input: Option<Json>,
-    /// What came of it, as far as its compensation needs it.
+    /// Result of the work, as far as its compensation needs it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub result: Option<Json>,
 }
@@ -177,14 +177,14 @@ pub struct OpenCommand {
     pub step: StepName,
     /// The branch.
     pub branch: StepName,
-    /// What for.
+    /// Purpose of the command.
     pub purpose: CommandPurpose,
     /// The effect; none for a command of an aggregate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub effect: Option<model::EffectName>,
 }
 
-/// What a command is for.
+/// Purpose of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CommandPurpose {
@@ -194,7 +194,7 @@ pub enum CommandPurpose {
     Tidy,
     /// Undoing what was done.
     Undo,
-    /// What is ordered after the last compensation.
+    /// The work that is ordered after the last compensation.
     Last,
 }
 
@@ -204,7 +204,7 @@ pub struct StepProgress {
     /// Branches that have ended, by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub ended: BTreeMap<StepName, BranchResult>,
-    /// Whether the step has succeeded, once that is decided.
+    /// True if the step has succeeded, false if it has failed; none until that is decided.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub has_succeeded: Option<bool>,
     /// Branches that ended well after that and have to be undone.
@@ -223,19 +223,19 @@ impl StepProgress {
 /// How a branch ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BranchResult {
-    /// Whether it succeeded.
+    /// True if the branch succeeded.
     pub is_success: bool,
-    /// Whether it may have happened although it did not.
+    /// True if the work may have taken effect although it did not succeed.
     #[serde(default, skip_serializing_if = "is_false")]
     pub is_uncertain: bool,
-    /// What came of it.
+    /// Result of the branch.
     pub result: Json,
 }
 
-/// What an instance is stuck at.
+/// Reason why an instance is stuck.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StuckReason {
-    /// What could not be done.
+    /// Purpose of the command that could not be carried out.
     pub purpose: CommandPurpose,
     /// Why.
     pub why: String,
@@ -248,13 +248,13 @@ pub struct Timer {
     pub generation: u64,
     /// When it fires.
     pub due: Timestamp,
-    /// What it raises.
+    /// Type of the event that the timer raises.
     pub raise: String,
-    /// Whether it ends with its step.
+    /// True if the timer ends with its step.
     pub is_of_step: bool,
 }
 
-/// What is left of an instance that has ended.
+/// Summary that is kept of an instance that has ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tombstone {
     /// Hash of the definition that it was pinned to.
@@ -263,7 +263,7 @@ pub struct Tombstone {
     pub version: u32,
     /// Instances of this correlation before it.
     pub run: u64,
-    /// Its last revision.
+    /// Last revision of the instance.
     pub revision: u64,
     /// How it ended.
     pub status: SagaStatus,
@@ -276,7 +276,7 @@ pub struct Tombstone {
     /// Why, in so many characters as are kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Whether its pivot had succeeded.
+    /// True if the pivot had succeeded.
     #[serde(default, skip_serializing_if = "is_false")]
     pub is_past_pivot: bool,
     /// Hash over everything that happened to it.
@@ -289,13 +289,13 @@ pub enum RowError {
     /// A newer program wrote it.
     #[error("the row has the form {found}, this program reads those up to {FORM}")]
     Newer {
-        /// Its form.
+        /// Form of the row.
         found: u8,
     },
-    /// It is damaged.
+    /// The row is damaged.
     #[error("the row is damaged: {why}")]
     Damaged {
-        /// What is wrong with it.
+        /// Description of the damage.
         why: String,
     },
 }
@@ -372,7 +372,7 @@ impl SagaInstance {
         ])
     }
 
-    /// What is left of it when it ends.
+    /// Makes the tombstone that is kept when the instance ends.
     #[must_use]
     pub fn tombstone(&self) -> Tombstone {
         Tombstone {

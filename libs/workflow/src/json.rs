@@ -33,7 +33,7 @@ pub enum Json {
 }
 
 impl Json {
-    /// What stands under a key; nothing where this is no object, or has no such key.
+    /// Returns the value of a key; nothing if the value is not an object, or has no such key.
     #[must_use]
     pub fn get(&self, key: &str) -> Option<&Self> {
         match self {
@@ -69,7 +69,7 @@ impl Json {
         }
     }
 
-    /// What it is, for people.
+    /// Names the kind of the value, for people.
     #[must_use]
     pub const fn kind(&self) -> &'static str {
         match self {

@@ -1,7 +1,7 @@
 //! The names of everything that a store keeps: `<table>:<part>:…` within a lane.
 //!
 //! What comes from outside stands in a key encoded ([`part`]), so that no text is taken for the boundary of another, and
-//! numbers have twenty digits, so that their order is that of their texts. Nobody else writes a key.
+//! numbers have twenty digits, so that their order is that of their texts. No other module writes a key.
 
 use std::fmt;
 use std::ops::Range;
@@ -20,32 +20,31 @@ const HASHED: &str = "%h";
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LaneRowKey(String);
 
-/// What a part of a key says.
+/// Decoded part of a key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RowKeyPart {
     /// The text that was encoded.
     Text(String),
-    /// Its SHA-256: it was too long.
+    /// SHA-256 of the text, which was too long.
     Hash([u8; 32]),
 }
 
-/// Tables. Those of the first group are of instances, those of the second of calls, those of the third of any lane, and those of the
-/// last stand beside the lanes.
+/// Tables, in four groups: those of instances, those of calls, those of any lane, and those beside the lanes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum StoreTable {
     /// Instances, and what is left of those that have ended.
     Saga,
     /// Instances by their status and step, for lists.
     By,
-    /// What an instance was given, and what came of it.
+    /// Inputs that instances were given, with what followed from each.
     Journal,
     /// Inputs that count once.
     Dedupe,
-    /// What may not come before its step.
+    /// Events that came before the step that takes them.
     Kept,
     /// Inputs that nothing can be done with.
     Dead,
-    /// What came behind one of those.
+    /// Inputs that wait behind a dead letter or a pause.
     Parked,
     /// Timers by when they are due.
     Due,
@@ -65,7 +64,7 @@ pub enum StoreTable {
     Starved,
     /// Work that is to be sent, in the order of the commits.
     Outbox,
-    /// Who owns a lane, and its epoch.
+    /// Fence of a lane: the epoch of its owner.
     Fence,
     /// Name of the replica that owns a lane.
     Owner,
@@ -73,16 +72,16 @@ pub enum StoreTable {
     Request,
     /// Definitions by their hash.
     Definition,
-    /// What is in force: of the operator as one row, and of what each tenant brought.
+    /// Definitions in force: those of the operator as one row, and those of each tenant.
     Active,
-    /// What was decided about a lane.
+    /// Decisions of operators about lanes.
     Lane,
-    /// What was decided about a tenant.
+    /// Decisions of operators about tenants.
     Tenant,
 }
 
 impl StoreTable {
-    /// As it stands in keys.
+    /// Returns the name in keys.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -189,7 +188,7 @@ impl LaneRowKey {
         StoreTable::By.with(at).below()
     }
 
-    /// What an instance was given at this revision.
+    /// Key of the journal row of this revision.
     #[must_use]
     pub fn journal(correlation: &CorrelationId, revision: u64) -> Self {
         Self::numbered(StoreTable::Journal, correlation, revision)
@@ -244,7 +243,7 @@ impl LaneRowKey {
         Self::numbered(StoreTable::Dead, correlation, number)
     }
 
-    /// What came behind a dead letter.
+    /// Key of an input that waits behind a dead letter or a pause.
     #[must_use]
     pub fn parked(correlation: &CorrelationId, number: u64) -> Self {
         Self::numbered(StoreTable::Parked, correlation, number)
@@ -341,7 +340,7 @@ impl LaneRowKey {
         StoreTable::Outbox.with(|key| key.number(sequence))
     }
 
-    /// Who owns the lane, and its epoch.
+    /// Key of the lane's fence: the epoch of its owner.
     #[must_use]
     pub fn fence() -> Self {
         StoreTable::Fence.with(|_| ())
@@ -365,13 +364,13 @@ impl LaneRowKey {
         StoreTable::Definition.with(|key| key.text(&hex::encode(hash)))
     }
 
-    /// What is in force.
+    /// Key of the operator's definitions that are in force.
     #[must_use]
     pub fn active() -> Self {
         StoreTable::Active.with(|_| ())
     }
 
-    /// What is in force of what a tenant brought.
+    /// Key of a tenant's own definitions that are in force.
     #[must_use]
     pub fn applied(tenant: &TenantId) -> Self {
         StoreTable::Active.with(|key| key.text(tenant.as_str()))
@@ -383,13 +382,13 @@ impl LaneRowKey {
         StoreTable::Tenant.with(|_| ())
     }
 
-    /// What was decided about a lane.
+    /// Key of the operator's decision about a lane.
     #[must_use]
     pub fn lane(lane: &WorkflowLane) -> Self {
         StoreTable::Lane.with(|key| key.text(&lane.to_string()))
     }
 
-    /// What was decided about a tenant.
+    /// Key of the operator's decision about a tenant.
     #[must_use]
     pub fn tenant(tenant: &TenantId) -> Self {
         StoreTable::Tenant.with(|key| key.text(tenant.as_str()))

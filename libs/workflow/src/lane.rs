@@ -7,9 +7,9 @@ use model::{CorrelationId, EffectName, SagaName, TenantId};
 /// The most lanes that the instances of one saga are spread over.
 pub const SHARDS_MAX: u8 = 16;
 
-/// What has one owner at a time, and is committed by itself.
+/// Unit that has one owner at a time and is committed by itself.
 ///
-/// It is written as it stands in keys: `s:<tenant>:<saga>:<shard>` and `e:<tenant>:<effect>:0`, where the tenant is `%` when there
+/// Displayed as in keys: `s:<tenant>:<saga>:<shard>` and `e:<tenant>:<effect>:0`, where the tenant is `%` when there
 /// are none.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum WorkflowLane {
@@ -26,13 +26,13 @@ pub enum WorkflowLane {
     Effect {
         /// Tenant that the lane belongs to.
         tenant: TenantId,
-        /// Of which effect.
+        /// Effect whose calls the lane makes.
         effect: EffectName,
     },
 }
 
 impl WorkflowLane {
-    /// Whose lane it is.
+    /// Returns the tenant that owns the lane.
     #[must_use]
     pub const fn tenant(&self) -> &TenantId {
         match self {

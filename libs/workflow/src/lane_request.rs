@@ -1,7 +1,7 @@
-//! Words to the owner of a lane: what somebody asks of a lane, a letter or a call, beside the verbs of instances.
+//! Requests to the owner of a lane, about the lane, a dead letter or a call, beside the verbs of instances.
 //!
-//! They travel under the subjects of what they are about, so that the owner takes them in order with everything else. What they
-//! are about is told twice, by subject and body, and has to be the same.
+//! They travel under the subjects of what they are about, so that the owner takes them in order with everything else. Subject and
+//! body both name what a request is about, and must agree.
 
 use model::{BlobHash, CommandId, CorrelationId};
 use serde::{Deserialize, Serialize};
@@ -11,7 +11,7 @@ use crate::json;
 use crate::message::{self, EffectCommand, MessageReadError, ReplyAddress, TenantMessage, VerbMessage};
 use crate::provider::Effect;
 
-/// A word, on its way to the owner of a lane.
+/// Request, on its way to the owner of a lane.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LaneRequestMessage<W> {
     /// The tenant; empty where there are none.
@@ -21,7 +21,7 @@ pub struct LaneRequestMessage<W> {
     pub request_id: String,
     /// The lane, as it is written in keys.
     pub lane: String,
-    /// What is asked for.
+    /// Action that is requested.
     pub word: W,
     /// Hash of what was asked, and by whom: the same id with another one is another request.
     #[serde(default)]
@@ -31,7 +31,7 @@ pub struct LaneRequestMessage<W> {
     pub reply_to: Option<ReplyAddress>,
 }
 
-/// What is asked of a lane of a saga.
+/// Request to a lane of a saga.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SagaLaneRequest {
@@ -39,12 +39,12 @@ pub enum SagaLaneRequest {
     Redrive {
         /// The correlation under which it stands.
         correlation: CorrelationId,
-        /// Its number there.
+        /// Number of the dead letter there.
         letter: u64,
-        /// Whether it is left out, and only what waits behind it is applied.
+        /// True if the letter is skipped, and only the inputs that wait behind it are applied.
         #[serde(default, skip_serializing_if = "crate::instance::is_false")]
         skip: bool,
-        /// What takes the place of its data.
+        /// Data that replaces that of the letter.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         data: Option<Json>,
     },
@@ -52,16 +52,16 @@ pub enum SagaLaneRequest {
     Purge {
         /// The correlation under which it stands.
         correlation: CorrelationId,
-        /// Its number there.
+        /// Number of the dead letter there.
         letter: u64,
     },
-    /// Gives an instance what a letter of nobody turned out to be. Owners of lanes say it to each other.
+    /// Gives an instance the message of a dead letter that had no correlation. Owners of lanes send it to each other.
     Take {
         /// The correlation.
         correlation: CorrelationId,
         /// The message that the letter has.
         message: Box<ForwardedDeadLetter>,
-        /// What takes the place of its data.
+        /// Data that replaces that of the message.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         data: Option<Json>,
     },
@@ -69,50 +69,50 @@ pub enum SagaLaneRequest {
     SetBack(Vec<SourceRewindSpec>),
 }
 
-/// A message that was a letter of nobody.
+/// A message that was a dead letter without a correlation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ForwardedDeadLetter {
-    /// Its subject.
+    /// Subject of the message.
     pub subject: String,
-    /// Its body.
+    /// Body of the message.
     pub body: String,
     /// When it was stored, in milliseconds since 1970.
     pub stored: u64,
     /// When its stream was made, in milliseconds since 1970.
     pub incarnation: u64,
-    /// Its sequence there.
+    /// Sequence of the message in the stream.
     pub sequence: u64,
 }
 
-/// What is asked of a lane of an effect.
+/// Request to a lane of an effect.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EffectLaneRequest {
     /// Something is asked of a call.
     Call {
-        /// Its command.
+        /// Command of the call.
         command: CommandId,
-        /// What is asked for.
+        /// Request to the call.
         asked: EffectCallRequest,
     },
     /// Takes in once more what a dead letter has.
     Redrive {
-        /// Its number.
+        /// Number of the dead letter.
         letter: u64,
-        /// Whether it is left out.
+        /// True if the letter is skipped.
         #[serde(default, skip_serializing_if = "crate::instance::is_false")]
         skip: bool,
     },
     /// Removes a dead letter.
     Purge {
-        /// Its number.
+        /// Number of the dead letter.
         letter: u64,
     },
     /// Reads sources again.
     SetBack(Vec<SourceRewindSpec>),
 }
 
-/// What is asked of a call.
+/// Request to a call of an effect.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EffectCallRequest {
@@ -131,7 +131,7 @@ pub enum EffectCallRequest {
     Complete {
         /// Hash of the token.
         token: BlobHash,
-        /// What came of it.
+        /// Outcome of the call.
         end: CallCompletion,
     },
 }
@@ -157,18 +157,18 @@ impl EffectCallRequest {
     }
 }
 
-/// What came of a call, as whoever has its token says.
+/// Outcome of a call, as the holder of its token reports it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CallCompletion {
-    /// It was done.
+    /// The call was carried out.
     Succeeded {
-        /// Its result.
+        /// Result of the call.
         result: Json,
     },
-    /// It was not done and never will be.
+    /// The call was not carried out and never will be.
     Failed {
-        /// What the saga decides by.
+        /// Code by which the saga decides.
         code: String,
         /// More of the result.
         result: Json,
@@ -214,21 +214,21 @@ impl<W> TenantMessage for LaneRequestMessage<W> {
     }
 }
 
-/// What came under a subject of instances.
+/// Message that came under a subject of instances.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SagaLaneMessage {
     /// A verb.
     Verb(VerbMessage),
-    /// A word.
+    /// A request to the lane.
     Word(LaneRequestMessage<SagaLaneRequest>),
 }
 
-/// What came under a subject of calls.
+/// Message that came under a subject of calls.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EffectLaneMessage {
     /// A command.
     Command(EffectCommand),
-    /// A word.
+    /// A request to the lane.
     Word(LaneRequestMessage<EffectLaneRequest>),
 }
 

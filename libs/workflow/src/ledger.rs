@@ -28,13 +28,13 @@ const TOO_LARGE: &str = "result_too_large";
 pub struct CallRow {
     /// The command that ordered it.
     pub command: CommandId,
-    /// Whom its result is for.
+    /// Recipient of the result.
     pub reply_to: ResultRecipient,
-    /// What it is given.
+    /// Input of the call.
     pub input: Json,
     /// Hash of that: one command has one payload.
     pub input_hash: BlobHash,
-    /// What its command said beside that.
+    /// Metadata of the command.
     #[serde(default, skip_serializing_if = "std::collections::BTreeMap::is_empty")]
     pub metadata: std::collections::BTreeMap<String, String>,
     /// Where it stands.
@@ -56,69 +56,69 @@ pub struct CallRow {
     /// Hashes of the tokens of calls before, which complete it as well.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub former_tokens: Vec<BlobHash>,
-    /// What it is called where it runs: the id of a flow.
+    /// Name of the call where it runs: the id of a flow.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub external: Option<String>,
-    /// Whether its saga does not want it any more.
+    /// True if the saga no longer wants the call.
     #[serde(default, skip_serializing_if = "is_false")]
     pub is_unwanted: bool,
-    /// Whether one of the calls before may have happened, of which nobody has heard since.
+    /// True if an earlier attempt may have taken effect and its outcome is still unknown.
     #[serde(default, skip_serializing_if = "is_false")]
     pub is_in_doubt: bool,
     /// Questions about its outcome that had no answer.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub questions: u32,
-    /// What was said of it last.
+    /// Last message about the call.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last: Option<String>,
-    /// What came of it.
+    /// Result of the call, once it has ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub end: Option<EffectCallResult>,
 }
 
-/// What came of a call.
+/// Result of a call.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EffectCallResult {
     /// How it ended.
     pub outcome: CommandOutcome,
-    /// Whether it may have happened although it did not succeed.
+    /// True if the call may have taken effect although it did not succeed.
     pub may_have_happened: bool,
-    /// What its provider says of it.
+    /// Payload that the provider returned.
     pub payload: Json,
     /// When it ended.
     pub at: Timestamp,
 }
 
-/// What a provider found out.
+/// Answer of a provider about a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ProviderAnswer {
-    /// It was done.
+    /// The call was carried out.
     Succeeded(Json),
-    /// It was not done and never will be.
+    /// The call was not carried out and never will be.
     Failed {
-        /// What the saga decides by.
+        /// Code by which the saga decides.
         code: String,
-        /// What is told beside it.
+        /// Further details of the failure.
         payload: Json,
     },
-    /// It was not done, for a reason that passes.
+    /// The call was not carried out, for a temporary reason.
     Passing {
         /// The reason.
         why: String,
         /// When to come back, as the upstream said.
         after: Option<Duration>,
     },
-    /// It was begun, and its answer comes later.
+    /// The call was begun, and its answer comes later.
     Waiting {
-        /// What it is called there.
+        /// Name of the call where it runs.
         external: Option<String>,
     },
-    /// Nobody knows whether it was done.
+    /// The call may or may not have been carried out.
     Unknown {
         /// Why.
         why: String,
     },
-    /// It was begun and stopped: it did not do what it was for.
+    /// The call was begun and stopped: it did not do what it was for.
     Cancelled,
 }
 
@@ -132,14 +132,14 @@ impl ProviderAnswer {
     }
 }
 
-/// What is to be done about a call.
+/// Next action for a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CallDirective {
-    /// It is to be made.
+    /// The call is to be made.
     Call,
     /// The upstream is to be asked whether it happened.
     Ask,
-    /// What runs for it is to be stopped.
+    /// The work that runs for the call is to be stopped.
     Stop,
     /// Nothing before its next due time.
     Nothing,

@@ -53,7 +53,7 @@ pub const KEYS: [(&str, &[&str]); 26] = [
     ("Upcast", saga::UPCAST_KEYS),
 ];
 
-/// What messages call a file.
+/// Name of a manifest file in messages.
 const KIND: &str = "a manifest";
 const KINDS: [&str; 2] = ["Saga", "EffectProvider"];
 
@@ -62,7 +62,7 @@ const KINDS: [&str; 2] = ["Saga", "EffectProvider"];
 pub struct ManifestDocument {
     /// Where it begins.
     pub place: SourcePosition,
-    /// What it defines.
+    /// Definition that the document holds.
     pub definition: ManifestDefinition,
     /// The document in its one form, which [`read`] takes as well.
     pub text: String,
@@ -72,7 +72,7 @@ pub struct ManifestDocument {
     pub orders: Vec<(EffectName, SourcePosition)>,
 }
 
-/// What a document defines.
+/// Definition that a document holds.
 #[derive(Debug, Clone)]
 pub enum ManifestDefinition {
     /// A saga.
@@ -86,13 +86,13 @@ pub enum ManifestDefinition {
 pub struct ParsedManifest {
     /// Documents that are good by themselves.
     pub documents: Vec<ManifestDocument>,
-    /// What is known of the others.
+    /// Outlines of the documents that are not good.
     pub others: Vec<DocumentOutline>,
     /// Everything that is wrong with those.
     pub problems: Vec<Problem>,
 }
 
-/// What is known of a document with which something is wrong: so much that others can be checked without it.
+/// Outline of a document that has problems: enough to check the other documents without it.
 #[derive(Debug, Clone, Default)]
 pub struct DocumentOutline {
     /// Effects that it orders, and where.

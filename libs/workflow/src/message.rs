@@ -28,7 +28,7 @@ const INBOX_BYTES_MAX: usize = 256;
 /// Why a message cannot be understood.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MessageReadError {
-    /// Its body is not JSON as it is read here.
+    /// The body is not JSON as it is read here.
     #[error("the body cannot be read: {0}")]
     Json(#[from] JsonError),
     /// A field is missing, or of another kind.
@@ -36,23 +36,23 @@ pub enum MessageReadError {
     Field {
         /// The field.
         field: &'static str,
-        /// What it has to be.
+        /// Kind that the field must have.
         wanted: &'static str,
-        /// What stands there.
+        /// Kind that was found.
         found: &'static str,
     },
-    /// It names another tenant than its subject.
+    /// The body names another tenant than the subject.
     #[error("the body names the tenant `{named}`, its subject another one")]
     Tenant {
         /// The tenant of the body, shortened to 64 characters.
         named: String,
     },
-    /// It is of a form that this program does not know.
+    /// The message has a form that this program does not know.
     #[error("the body is no {kind}: {why}")]
     Form {
-        /// What it should be.
+        /// Kind of message that was expected.
         kind: &'static str,
-        /// What is wrong with it.
+        /// Description of the difference.
         why: String,
     },
 }
@@ -74,7 +74,7 @@ impl MessageReadError {
 pub struct MessagePosition {
     /// When its stream was made, in milliseconds since 1970.
     pub incarnation: u64,
-    /// Its sequence there.
+    /// Sequence of the message in the stream.
     pub sequence: u64,
 }
 
@@ -142,7 +142,7 @@ pub fn read_event(
     Ok(EventMessage { event: DomainEvent { id, kind, body: shown, version }, schema_version })
 }
 
-/// Whom a result is for: set by whoever orders the effect, and believed only where its instance has that command open.
+/// Recipient of a result, set by the orderer of the effect. Believed only if its instance has the command open.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ResultRecipient {
     /// The saga.
@@ -165,13 +165,13 @@ pub struct EffectCommand {
     pub command_id: CommandId,
     /// The effect.
     pub effect_name: EffectName,
-    /// What it is given; for one that is not wanted any more nothing.
+    /// Input of the effect; nothing for a cancellation.
     #[serde(default = "nothing")]
     pub payload: Json,
-    /// Whether the command is not wanted any more.
+    /// True if the message cancels the command.
     #[serde(default, skip_serializing_if = "is_false")]
     pub cancel: bool,
-    /// Whom the result is for.
+    /// Recipient of the result.
     pub reply_to: ResultRecipient,
     /// `correlation_id`, `causation_id`, `traceparent`.
     #[serde(default)]
@@ -190,15 +190,15 @@ pub struct EffectResult {
     pub effect_name: EffectName,
     /// How it ended.
     pub result_type: CommandOutcome,
-    /// Whether it may have happened although it did not succeed.
+    /// True if the effect may have happened although it did not succeed.
     #[serde(default, skip_serializing_if = "is_false")]
     pub may_have_happened: bool,
-    /// What its provider says of it.
+    /// Payload that the provider returned.
     #[serde(default = "nothing")]
     pub payload: Json,
     /// When it ended, in milliseconds since 1970.
     pub timestamp: u64,
-    /// Whom it is for.
+    /// Recipient of the result.
     pub reply_to: ResultRecipient,
     /// `correlation_id`, `causation_id`, `traceparent`.
     #[serde(default)]
@@ -218,7 +218,7 @@ impl EffectResult {
     }
 }
 
-/// What somebody asks of an instance, on its way to the owner of its lane.
+/// Request to an instance, on its way to the owner of the instance's lane.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VerbMessage {
     /// The tenant; empty where there are none.
@@ -228,9 +228,9 @@ pub struct VerbMessage {
     pub request_id: String,
     /// The correlation.
     pub correlation: CorrelationId,
-    /// What is asked for.
+    /// Verb that is requested.
     pub verb: Verb,
-    /// Whether nothing is to be changed, only told what would be.
+    /// True if nothing is to be changed, and the answer only says what would be.
     #[serde(default, skip_serializing_if = "is_false")]
     pub dry_run: bool,
     /// Revision that the instance has to have, as it was when the caller decided; 0 for any.
@@ -277,7 +277,7 @@ pub struct FactMessage {
     pub run: u64,
     /// The revision that the instance has since.
     pub revision: u64,
-    /// What happened: `started`, `step`, the status that it came to; `paused`, `resumed`, `parked`, `unparked`.
+    /// Kind of the fact: `started`, `step`, the new status; `paused`, `resumed`, `parked`, `unparked`.
     #[serde(rename = "type")]
     pub kind: String,
     /// The step that it is at.
@@ -299,7 +299,7 @@ pub fn write<T: Serialize>(message: &T) -> Vec<u8> {
 
 /// A message that says whose it is.
 pub trait TenantMessage {
-    /// What messages call it.
+    /// Name of the kind in error messages.
     const KIND: &'static str;
     /// The tenant that it names.
     fn tenant(&self) -> &str;

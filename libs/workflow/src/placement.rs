@@ -16,22 +16,22 @@ pub const WEIGHT_MAX: u32 = 100;
 /// A replica that lives, as it tells the others of itself. Words of a later version are read as far as they are known.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlacementMember {
-    /// Its name.
+    /// Name of the replica.
     #[serde(skip)]
     pub name: String,
     /// Version of its program. Empty: it does not say.
     #[serde(default)]
     pub version: String,
-    /// Whether it owns lanes of sagas.
+    /// True if the replica owns lanes of sagas.
     pub sagas: bool,
-    /// Whether it owns lanes of effects.
+    /// True if the replica owns lanes of effects.
     pub effects: bool,
-    /// Its share of lanes beside others, from 1 to [`WEIGHT_MAX`].
+    /// Share of lanes relative to others, from 1 to [`WEIGHT_MAX`].
     pub weight: u32,
     /// Tenants whose lanes it has given up.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub without: BTreeSet<String>,
-    /// Whether it gives up everything, and takes nothing any more.
+    /// True if the replica gives up all lanes and takes no more.
     #[serde(default)]
     pub is_draining: bool,
 }

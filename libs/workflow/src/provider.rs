@@ -14,13 +14,13 @@ use crate::formula::{Formula, ValueTemplate};
 /// A provider: one way to the outside world, and the effects that it offers.
 #[derive(Debug, Clone)]
 pub struct EffectProvider {
-    /// Its name.
+    /// Name of the provider.
     pub name: EffectName,
     /// Tenants that may use it.
     pub tenants: TenantSet,
     /// The way.
     pub transport: ProviderTransport,
-    /// Its effects.
+    /// Effects of the provider.
     pub effects: Vec<Arc<Effect>>,
 }
 
@@ -89,11 +89,11 @@ pub enum TextOrSecret {
 /// Requests by HTTP.
 #[derive(Debug, Clone)]
 pub struct HttpTransport {
-    /// What paths are put behind: `https://pay.internal`.
+    /// Base that paths are appended to: `https://pay.internal`.
     pub base_url: String,
     /// Hosts that may be connected to, each with a port where it is not the scheme's.
     pub allow_hosts: Vec<String>,
-    /// Whether addresses of private networks and of this machine may be connected to.
+    /// True if addresses of private networks and of this machine may be connected to.
     pub is_private: bool,
     /// How requests are authorized.
     pub auth: Option<HttpAuth>,
@@ -122,21 +122,21 @@ pub enum HttpAuth {
 pub struct SmtpTransport {
     /// The server.
     pub host: String,
-    /// Its port.
+    /// Port of the server.
     pub port: u16,
-    /// Whether the connection is encrypted.
+    /// Encryption of the connection.
     pub tls: SmtpTls,
     /// Senders that may be named: an address, or `*@domain`. The first one sends unless an effect names another.
     pub from: Vec<String>,
-    /// Who sends, to the server.
+    /// Credentials for the server.
     pub auth: Option<SmtpAuth>,
-    /// Whether addresses of private networks and of this machine may be connected to.
+    /// True if addresses of private networks and of this machine may be connected to.
     pub is_private: bool,
     /// Certificates of the authorities that the server is checked against, in place of the public ones.
     pub ca: Option<SecretName>,
 }
 
-/// Whether mail is encrypted on its way to the server.
+/// Encryption of mail on its way to the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SmtpTls {
     /// By STARTTLS, or not at all.
@@ -147,7 +147,7 @@ pub enum SmtpTls {
     None,
 }
 
-/// Who sends mail, to the server.
+/// Credentials for an SMTP server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SmtpAuth {
     /// The user.
@@ -168,11 +168,11 @@ pub struct FlowTransport {
 /// An effect.
 #[derive(Debug, Clone)]
 pub struct Effect {
-    /// Its name.
+    /// Name of the effect.
     pub name: EffectName,
-    /// What is done.
+    /// Action that a call carries out.
     pub call: EffectAction,
-    /// What becomes of a call of which nobody knows whether it happened.
+    /// Policy for a call whose outcome is unknown.
     pub unknown: UnknownOutcomePolicy,
     /// How long things may take.
     pub timeouts: CallTimeouts,
@@ -224,7 +224,7 @@ fn remove(value: &mut Json, path: &[String]) {
     }
 }
 
-/// What is done by an effect.
+/// Action of an effect.
 #[derive(Debug, Clone)]
 pub enum EffectAction {
     /// A request by HTTP.
@@ -240,13 +240,13 @@ pub enum EffectAction {
 pub struct HttpCall {
     /// The request.
     pub request: HttpRequestTemplate,
-    /// Whether an answer is a success; status 200 to 299 when it does not say.
+    /// Condition under which an answer is a success; without it, status 200 to 299.
     pub success: Option<Formula>,
-    /// Whether an answer that is none is a failure for good; 400 to 499 without 408, 425 and 429 when it does not say.
+    /// Condition under which any other answer is a permanent failure; without it, 400 to 499 except 408, 425 and 429.
     pub terminal: Option<Formula>,
-    /// What the saga is given; the body when it does not say.
+    /// Result that the saga is given; without it, the body.
     pub result: Option<ValueTemplate>,
-    /// Whether the answer comes later, by the call's token.
+    /// True if the answer comes later, by the call's token.
     pub is_callback: bool,
 }
 
@@ -298,9 +298,9 @@ impl HttpMethod {
 /// A mail.
 #[derive(Debug, Clone)]
 pub struct MailTemplate {
-    /// Who sends it; the provider's first sender when it does not say.
+    /// Sender; without it, the provider's first sender.
     pub from: Option<ValueTemplate>,
-    /// Who gets it: an address, or a list of them.
+    /// Recipients: an address, or a list of addresses.
     pub to: ValueTemplate,
     /// The subject.
     pub subject: ValueTemplate,
@@ -317,14 +317,14 @@ pub struct FlowCall {
     pub env: BTreeMap<String, ValueTemplate>,
 }
 
-/// What becomes of a call of which nobody knows whether it happened.
+/// Policy for a call whose outcome is unknown.
 #[derive(Debug, Clone)]
 pub enum UnknownOutcomePolicy {
-    /// It is made again, under the same key.
+    /// The call is made again, under the same idempotency key.
     Retry,
     /// The upstream is asked.
     Query(Box<OutcomeQuery>),
-    /// It counts as failed, and as perhaps done.
+    /// The call counts as failed, and as one that may have taken effect.
     Fail,
     /// A person says.
     Manual,
@@ -348,7 +348,7 @@ impl UnknownOutcomePolicy {
 pub struct OutcomeQuery {
     /// The request.
     pub request: HttpRequestTemplate,
-    /// Whether the answer says that it did not.
+    /// Condition under which the answer says that the call did not happen.
     pub absent: Formula,
 }
 

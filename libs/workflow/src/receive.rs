@@ -9,14 +9,14 @@ use crate::input::{DomainEvent, InstanceInput, InstanceInputKind, Verb};
 use crate::instance::cut;
 use crate::message::EventMessage;
 
-/// What a saga makes of an event.
+/// Decision of a saga about an event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EventDisposition {
-    /// It means nothing to the saga.
+    /// The event means nothing to the saga.
     Ignored(&'static str),
-    /// It is for the instance of this correlation.
+    /// The event is for the instance of this correlation.
     Input(CorrelationId, Box<InstanceInput>),
-    /// It cannot be given to any instance: a dead letter, of its correlation where that is known.
+    /// The event cannot be given to any instance: a dead letter, of its correlation where that is known.
     DeadLetter {
         /// The correlation.
         correlation: Option<CorrelationId>,

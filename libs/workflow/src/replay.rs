@@ -19,7 +19,7 @@ use crate::step::{
 /// Why a journal does not give what it says.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ReplayDifference {
-    /// Its first rows are not kept any more.
+    /// The first rows of the journal are not kept any more.
     #[error("the journal begins with revision {first}: what was before it is not kept any more")]
     Cut {
         /// The first revision that is there.
@@ -104,7 +104,7 @@ pub fn replay(
 pub struct ComputedTransition<'a> {
     /// Definitions that it was made by, the newest first: more than one only for a migration.
     pub versions: &'a [Arc<Saga>],
-    /// Whose instance it is.
+    /// Identity of the instance.
     pub whose: InstanceIdentity<'a>,
     /// The record that it began with.
     pub record: Option<&'a CorrelationRecord>,
@@ -170,7 +170,7 @@ fn found(
     Some(definition(hash).ok_or_else(missing))
 }
 
-/// What differs between two rows, for people.
+/// Names the first difference between two rows, for people.
 fn difference(row: &JournalRow, again: &JournalRow) -> &'static str {
     match () {
         () if row.revision != again.revision => "its number",

@@ -20,12 +20,12 @@ const LATE_MILLIS: u64 = 60_000;
 pub struct Schedule {
     /// Five fields, in UTC.
     pub cron: String,
-    /// What becomes of occurrences that were missed.
+    /// Policy for occurrences that were missed.
     pub catch_up: CatchUpPolicy,
     pattern: croner::Cron,
 }
 
-/// What becomes of occurrences that were missed.
+/// Policy for occurrences that were missed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CatchUpPolicy {
     /// The last one starts an instance.
@@ -36,7 +36,7 @@ pub enum CatchUpPolicy {
     None,
 }
 
-/// What follows when an occurrence is due.
+/// Actions that follow when an occurrence is due.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OccurrencePlan {
     /// The occurrence that starts an instance, if one does.
@@ -114,7 +114,7 @@ pub fn correlation(saga: &SagaName, occurrence: Timestamp) -> Option<Correlation
     format!("{saga}@{}", occurrence.rfc3339()).parse().ok()
 }
 
-/// What is wrong with a pattern, as the rest of a sentence.
+/// Describes the problem of a pattern, as the rest of a sentence.
 fn wrong(error: &CronError) -> String {
     match error {
         CronError::InvalidPattern(why)

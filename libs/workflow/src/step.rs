@@ -39,7 +39,7 @@ pub const HELD_BYTES_MAX: u64 = 16 * 1024 * 1024;
 /// Name of the timer of events that wait for the start of their instance. No timer of a saga has it.
 pub const AWAITED: &str = "%awaited";
 
-/// Whose instance it is.
+/// Identity of an instance within its saga.
 #[derive(Debug, Clone, Copy)]
 pub struct InstanceIdentity<'a> {
     /// The tenant.

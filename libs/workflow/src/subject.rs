@@ -25,7 +25,7 @@ pub fn token(text: &str) -> String {
     format!("{HASHED}{}", hex::encode(Sha256::digest(text)))
 }
 
-/// What a message is about.
+/// Subject of a message, without the tenant.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MessageSubject {
     /// An event of an aggregate: its type and its id, as tokens.
@@ -44,23 +44,23 @@ pub enum MessageSubject {
     },
     /// Something for an instance: what somebody asks of it, or the end of a child.
     Workflow {
-        /// Its saga.
+        /// Saga of the instance.
         saga: SagaName,
-        /// Its correlation, as a token.
+        /// Correlation of the instance, as a token.
         correlation: String,
     },
     /// The result of a command.
     EffectResult {
-        /// Of which effect.
+        /// Effect that the command was for.
         effect: EffectName,
         /// The command.
         command: CommandId,
     },
-    /// What became of an instance.
+    /// A fact about an instance.
     WorkflowEvent {
-        /// Its saga.
+        /// Saga of the instance.
         saga: SagaName,
-        /// Its correlation, as a token.
+        /// Correlation of the instance, as a token.
         correlation: String,
     },
 }
@@ -72,7 +72,7 @@ impl MessageSubject {
         Self::Workflow { saga: saga.clone(), correlation: token(correlation.as_str()) }
     }
 
-    /// What became of an instance.
+    /// Makes the subject of facts about an instance.
     #[must_use]
     pub fn workflow_event(saga: &SagaName, correlation: &CorrelationId) -> Self {
         Self::WorkflowEvent { saga: saga.clone(), correlation: token(correlation.as_str()) }
@@ -134,7 +134,7 @@ fn start(tenant: &TenantId) -> String {
     if tenant.is_single() { String::new() } else { format!("tenant.{tenant}.") }
 }
 
-/// What one consumer reads. Servers may accept several filters of one consumer and ignore them: so each has one.
+/// Source that one consumer reads. Servers may accept several filters of one consumer and ignore them: so each has one.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ConsumerSource {
     /// Events of aggregates of this type, a safe token.
@@ -143,7 +143,7 @@ pub enum ConsumerSource {
     Commands(EffectName),
     /// Results of an effect.
     Results(EffectName),
-    /// What is asked of instances of a saga.
+    /// Requests to instances of a saga.
     Verbs(SagaName),
 }
 
@@ -186,7 +186,7 @@ impl ConsumerSource {
 }
 
 impl fmt::Display for ConsumerSource {
-    /// As checkpoints call it.
+    /// Writes the name in checkpoints.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Aggregate(kind) => write!(f, "aggregate.{kind}"),

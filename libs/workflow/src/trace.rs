@@ -23,7 +23,7 @@ pub struct TraceParent {
     pub trace: u128,
     /// The span, which is not 0.
     pub span: u64,
-    /// Its flags.
+    /// Flags of the trace.
     pub flags: u8,
 }
 

@@ -4,34 +4,34 @@ use std::fmt;
 
 use model::{EffectState, SagaStatus};
 
-/// What can happen to an instance.
+/// Event that changes the status of an instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SagaEvent {
-    /// It begins.
+    /// The instance begins.
     Start,
     /// A step succeeded, an event matched, or a timer fired, and there is a step to go to.
     Advance,
     /// Everything is done.
     Complete,
-    /// It ends as its definition says, without having reached what it was for.
+    /// The instance ends as its definition says, without having reached its goal.
     Fail,
-    /// What was done is to be undone: a step failed, or it was cancelled before its pivot had succeeded.
+    /// The work is to be undone: a step failed, or the instance was cancelled before its pivot had succeeded.
     Compensate,
     /// A compensation is done, and more are left.
     Undo,
     /// The last compensation is done.
     Undone,
-    /// What may not fail failed for good: a step after the pivot, or a compensation.
+    /// A step after the pivot or a compensation failed permanently, which must not happen.
     Stick,
-    /// Somebody had the step that is stuck tried again, or left out.
+    /// An operator retried or skipped the step that is stuck.
     Mend,
-    /// The same, while it was compensating.
+    /// An operator retried or skipped what was stuck while the instance was compensating.
     MendUndoing,
     /// Inputs wait from now on.
     Pause,
     /// Inputs that waited are applied.
     Resume,
-    /// It is ended where it stands; nothing is undone.
+    /// The instance is ended where it stands; nothing is undone.
     Kill,
 }
 
@@ -80,28 +80,28 @@ impl fmt::Display for SagaEvent {
     }
 }
 
-/// What can happen to a call.
+/// Event that changes the state of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum EffectEvent {
-    /// Its command came for the first time.
+    /// The command of the call came for the first time.
     Accept,
-    /// That it is about to be made is committed.
+    /// The intent to make the call is committed.
     Call,
-    /// It succeeded.
+    /// The call succeeded.
     Succeed,
-    /// It failed for good.
+    /// The call failed permanently.
     Fail,
-    /// It failed for a passing reason, or surely never happened, and may be made again.
+    /// The call failed for a temporary reason, or certainly never happened, and may be made again.
     Retry,
-    /// Its answer comes later, by another way.
+    /// The answer comes later, by another way.
     Wait,
-    /// It may have happened: no answer came, or whoever made it died.
+    /// The call may have happened: no answer came, or the caller died.
     Lose,
-    /// Nobody but a person can say whether it happened.
+    /// Only a person can say whether the call happened.
     Defer,
     /// One of its times is over.
     TimeOut,
-    /// Its saga does not want it any more.
+    /// The saga no longer wants the call.
     Cancel,
 }
 
@@ -152,7 +152,7 @@ pub enum ImpossibleTransition {
     Saga {
         /// Where it stands; nothing when there is none.
         status: Option<SagaStatus>,
-        /// What was to happen.
+        /// Event that was refused.
         event: SagaEvent,
     },
     /// To a call.
@@ -160,7 +160,7 @@ pub enum ImpossibleTransition {
     Effect {
         /// Where it stands; nothing when there is none.
         state: Option<EffectState>,
-        /// What was to happen.
+        /// Event that was refused.
         event: EffectEvent,
     },
 }

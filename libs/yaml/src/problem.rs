@@ -1,4 +1,4 @@
-//! What is wrong with a file, and where.
+//! Problems of a file, with their positions.
 
 use std::fmt;
 
@@ -24,7 +24,7 @@ impl SourcePosition {
 pub struct Problem {
     /// Where; absent when it is not in the file but on the command line, say.
     pub place: Option<SourcePosition>,
-    /// What, and what would be right.
+    /// Description of the problem, and of what would be right.
     pub message: String,
 }
 
@@ -51,7 +51,7 @@ impl Problems {
         Self { file: file.to_owned(), list }
     }
 
-    /// What messages call the file.
+    /// Returns the name of the file in messages.
     #[must_use]
     pub fn file(&self) -> &str {
         &self.file

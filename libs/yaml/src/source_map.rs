@@ -32,7 +32,7 @@ impl SourceMap {
         Self(None)
     }
 
-    /// Whether it is worth the while to say where something stands.
+    /// Returns true if the positions of fields are recorded.
     #[must_use]
     pub const fn is_recording(&self) -> bool {
         self.0.is_some()

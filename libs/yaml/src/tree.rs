@@ -53,12 +53,12 @@ pub struct YamlEntry {
     pub place: SourcePosition,
     /// The key.
     pub key: String,
-    /// What it stands for.
+    /// Value of the key.
     pub value: YamlNode,
 }
 
 impl YamlValue {
-    /// What it is, for messages.
+    /// Names the kind of the value, for messages.
     #[must_use]
     pub const fn kind(&self) -> &'static str {
         match self {

@@ -1,4 +1,4 @@
-//! What people write, read with some goodwill.
+//! Lenient parsing of text that people write.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ pub fn duration(text: &str) -> Option<Duration> {
     Some(Duration::from_secs(u64::from(number.parse::<u32>().ok()?) * secs))
 }
 
-/// Reads a length of time that may be short: `500ms`, or as [`length`] does.
+/// Reads a length of time that may be short: `500ms`, or as [`duration`] does.
 #[must_use]
 pub fn short_duration(text: &str) -> Option<Duration> {
     match text.strip_suffix("ms") {

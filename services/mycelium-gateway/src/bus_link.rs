@@ -1,5 +1,5 @@
-//! A conversation over the bus, kept alive. On a bus nobody notices that the other side is gone, or
-//! has forgotten us; so whoever is silent is asked who it is, which introduces us again.
+//! Keeps a conversation over the bus alive. A bus does not notice that the other side is gone, or
+//! has forgotten us; so a silent supervisor is asked for its information, which introduces us again.
 
 use std::time::Duration;
 
@@ -92,7 +92,7 @@ async fn introduce(
     Ok((peer, form))
 }
 
-/// Asks a supervisor who it is, which introduces us: it listens to whoever has signed something for it.
+/// Asks a supervisor for its information, which introduces us: it listens to coordinators that signed to it.
 pub(crate) async fn request_info(
     desk: &GatewayState,
     peer: &JsonRpcPeer,

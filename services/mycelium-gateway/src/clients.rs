@@ -346,11 +346,11 @@ pub(crate) async fn report_presence(
 /// Ways to other coordinators that are kept.
 const WAYS_MAX: usize = 256;
 
-/// Other coordinators, by where their gateways are reached over gRPC.
+/// Clients of other coordinators, by where their gateways are reached over gRPC.
 ///
-/// What is said to a coordinator is addressed to its root key. Whoever knows only where it is asks for that first, and hears it over the
-/// same TLS connection, from whoever holds a certificate for that host; what is said then is heard by nobody but who holds the
-/// key, and the answer is believed of nobody else.
+/// Envelopes to a coordinator are addressed to its root key. A sender that knows only the address asks for the key first, over the
+/// same TLS connection, from the holder of a certificate for that host; the envelope is then accepted only by the holder of the
+/// key, and an answer only from that holder.
 pub(crate) struct CoordinatorClients {
     dial: Dial,
     signer: Arc<EnvelopeSigner>,

@@ -126,7 +126,7 @@ pub async fn drop_context(desk: &GatewayState, wish: wire::DropContext) -> wire:
     wire::DropOutcome { drop_id, error }
 }
 
-/// Tells a supervisor that nobody will ask for attempts any more. Who cannot be reached, or does not know of this, keeps them for
+/// Tells a supervisor to forget attempts. A supervisor that cannot be reached, or does not know this call, keeps them for
 /// their time.
 pub async fn forget_attempts(desk: &GatewayState, wish: wire::ForgetAttempts) {
     let wire::ForgetAttempts { address, topic, context_id, job_keys } = wish;
@@ -147,7 +147,7 @@ pub async fn forget_attempts(desk: &GatewayState, wish: wire::ForgetAttempts) {
     }
 }
 
-/// Why a wish was not fulfilled.
+/// Why a command failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SupervisorCommandError {
     #[error("{0}")]

@@ -1,4 +1,4 @@
-//! Small files travel with their jobs, so that nobody has to ask for them.
+//! Sends small files with their jobs, so that they need not be asked for.
 
 use std::collections::HashMap;
 

@@ -2,18 +2,18 @@
 //!
 //! - [`delivery`]: messages to supervisors.
 //! - [`stops`]: attempts that are to be stopped.
-//! - [`commands`]: what else routers want of supervisors: where attempts stand, contexts forgotten.
-//! - [`log_reads`]: pieces of what attempts printed, read at their supervisors.
-//! - [`supervisor_api`]: what supervisors say, and ask for.
+//! - [`commands`]: other commands of routers to supervisors: status queries, context drops.
+//! - [`log_reads`]: pieces of attempts' output, read at their supervisors.
+//! - [`supervisor_api`]: handler of supervisors' calls.
 //! - [`peers`]: the supervisors it speaks to, over streams or over a bus.
 //! - [`bus_link`]: a conversation over the bus, kept alive.
-//! - [`routers`]: who is told what supervisors say, and what is not acknowledged yet.
-//! - [`runner_records`]: what runner records ask of a conversation; [`secrets`] what goes with plain requests.
-//! - [`signing`]: what it signs with, and who the coordinator is.
+//! - [`routers`]: routes supervisors' events to routers, and keeps those that are not acknowledged yet.
+//! - [`runner_records`]: requirements of runner records on a conversation; [`secrets`] of plain requests.
+//! - [`signing`]: the signing files, and the coordinator's identity.
 //! - [`mail`]: chat and mail between actors, out and in.
-//! - [`ping`]: whether somebody is there.
+//! - [`ping`]: pings addresses.
 //! - [`inline`]: small files travel with their jobs.
-//! - [`presence`]: what is heard of supervisors, for the registry.
+//! - [`presence`]: last presences of supervisors, for the registry.
 //! - [`rpc`] the gRPC side, [`clients`] outgoing calls and streams, [`app`] puts it together.
 
 pub mod app;

@@ -328,7 +328,7 @@ impl MailExchanger {
         taken.map(drop).map_err(MailSendError::Call)
     }
 
-    /// Hears what somebody says over gRPC, and gives the answer. Whoever it is, it has to be signed, and costs
+    /// Answers an envelope received over gRPC. From any sender, it must be signed, and costs
     /// no more than a place among [`LETTERS_AT_ONCE_MAX`].
     ///
     /// # Errors

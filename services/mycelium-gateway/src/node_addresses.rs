@@ -46,7 +46,7 @@ impl NodeAddresses {
         self.by_address.get(address).copied()
     }
 
-    /// Every address of whoever is at this one, as they were noted; that one alone while nothing more is known of it.
+    /// Returns every noted address of the node at this one; that one alone while nothing more is known of it.
     #[must_use]
     pub fn spellings(&self, address: &str) -> Vec<String> {
         let known = self.key_of(address).and_then(|key| self.by_key.get(&key));

@@ -297,7 +297,7 @@ impl SupervisorPeers {
         self.lock().nodes.spellings(address)
     }
 
-    /// The address by which the records of a context name whoever is at this one.
+    /// Returns the address by which the records of a context name the supervisor at this one.
     #[must_use]
     pub fn address_for(&self, address: &str, context: ContextId) -> String {
         let table = self.lock();
@@ -350,14 +350,14 @@ impl SupervisorPeers {
         })
     }
 
-    /// The conversation with a supervisor, if it stands now. Nobody who is not spoken to already is spoken to for that.
+    /// Returns the conversation with a supervisor, if it is connected now; begins none.
     #[must_use]
     pub fn connected_peer(&self, address: &str) -> Option<JsonRpcPeer> {
         let peer = self.lock().peers.get(address)?.state.borrow().peer.clone();
         peer.filter(|peer| !peer.is_closed())
     }
 
-    /// Everybody, with how it stands.
+    /// Returns all supervisors, with the states of their connections.
     #[must_use]
     pub fn all(&self) -> Vec<(String, SupervisorConnectionState)> {
         let table = self.lock();
@@ -365,7 +365,7 @@ impl SupervisorPeers {
         peers.map(|(address, entry)| (address.clone(), entry.state.borrow().clone())).collect()
     }
 
-    /// Notes which node of the bus an address leads to. Whoever is there is one, with the records of all its addresses: a
+    /// Notes which node of the bus an address leads to. All addresses of a node are one supervisor, with all their records: a
     /// conversation that goes on in another form than all of them ask for ends.
     pub fn note_node(&self, key: PublicKey, address: &str) {
         let changed = {

@@ -198,7 +198,7 @@ fn meaning(
     }
 }
 
-/// Waits for the answer, however long the job takes; tells it itself when whoever sent the job waits no more.
+/// Waits for the answer, however long the job takes; reports it itself when the sender of the job waits no more.
 async fn wait(
     desk: GatewayState,
     source: ReportSource,

@@ -207,7 +207,7 @@ impl RouterConnection {
     }
 }
 
-/// Answers one stream of a router. Nobody is told once it has ended: the router asks again.
+/// Answers one stream of a router. Answers are dropped once it has ended: the router asks again.
 #[derive(Debug, Clone)]
 pub struct RouterReplySender {
     session: u64,

@@ -51,7 +51,7 @@ pub const INTERNAL_POLICY: PolicyTable<'static> = &[(
 /// Maximum size of a call by anyone: the longest letter, each of whose characters may be written as two, and its envelope.
 /// A message whose head announces more is not read.
 pub const LETTER_MESSAGE_BYTES_MAX: usize = 2 * MESSAGE_TEXT_BYTES_MAX + 64 * 1024;
-/// When a caller that was refused as too much asks again.
+/// When a caller that was refused because there was too much to do asks again.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// Items that go out together.
 const ITEMS_TOGETHER_MAX: usize = 512;

@@ -32,7 +32,7 @@ pub struct SupervisorSecret(Zeroizing<String>);
 
 impl fmt::Debug for SupervisorSecret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Secret")
+        f.write_str("SupervisorSecret")
     }
 }
 
@@ -184,7 +184,7 @@ mod tests {
         }
         assert!(SupervisorSecrets::default().read(ContextId(1), "a").is_err());
         let shown = format!("{:?}", secrets.read(ContextId(1), "a"));
-        assert_eq!(shown, "Ok(Secret)");
+        assert_eq!(shown, "Ok(SupervisorSecret)");
         // A secret that loses this bound is no longer wiped.
         fn is_wiped<T: zeroize::ZeroizeOnDrop>(_: &T) {}
         is_wiped(&secrets.read(ContextId(1), "a").expect("there is one").0);

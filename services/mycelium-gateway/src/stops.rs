@@ -82,7 +82,7 @@ impl StopQueue {
         std::mem::replace(waiting, rest).into_iter().collect()
     }
 
-    /// Puts back what has to be tried again, unless a newer wish has come.
+    /// Puts back stops that have to be tried again, unless a newer one has come.
     fn put_back(&self, place: &StopQueueKey, wishes: Vec<(JobKey, QueuedStop)>) {
         let mut places = self.lock();
         let waiting = places.entry(place.clone()).or_default();

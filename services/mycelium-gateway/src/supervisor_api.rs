@@ -172,8 +172,8 @@ impl GatewayState {
         Ok(answer(&EmptyResult {}))
     }
 
-    /// A supervisor said how it is: whoever knows it by another of its addresses is told as well. Of more instances than may
-    /// be told of, the first ones count.
+    /// Notes a supervisor's presence, under each of its addresses. Of more instances than may
+    /// be reported, the first ones count.
     pub(crate) fn note_presence(&self, address: &str, mut presence: Presence) -> Result<(), PresenceError> {
         let left_out = presence.truncate();
         if left_out > 0 {

@@ -26,9 +26,9 @@ pub enum BootstrapError {
     /// The coordinator says no.
     #[error("{what} cannot be made: {}", status.message())]
     Refused {
-        /// What.
+        /// Object that cannot be made.
         what: &'static str,
-        /// What it answered.
+        /// Status with which the coordinator answered.
         status: Box<Status>,
     },
 }

@@ -1,4 +1,4 @@
-//! What can be typed, and the way from arguments to a command.
+//! Command line: the commands and flags, and how arguments become a command.
 
 use std::process::ExitCode;
 
@@ -58,12 +58,12 @@ pub struct Cli {
     /// Flags that every command understands.
     #[command(flatten)]
     pub global: GlobalFlags,
-    /// What to do.
+    /// Command to run.
     #[command(subcommand)]
     pub command: CliCommand,
 }
 
-/// What to do.
+/// Commands of `mycora`.
 #[derive(Debug, Subcommand)]
 pub enum CliCommand {
     /// Run every service in one process, on a data directory
@@ -128,7 +128,7 @@ pub enum CliCommand {
     Completions(CompletionsArgs),
 }
 
-/// What stands below the help of every command that asks a coordinator.
+/// Last line of the help of every command that calls a coordinator.
 const CONNECTION_HELP: &str = "Connection options: mycora help connection";
 /// Commands that ask none.
 const ALONE: [&str; 6] = ["up", "down", "demo", "pki", "completions", "connection"];

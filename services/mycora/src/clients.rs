@@ -28,7 +28,7 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// Waits between tries of a call that may be repeated.
 const RETRY_WAITS: [Duration; 3] =
     [Duration::from_millis(200), Duration::from_millis(600), Duration::from_millis(1500)];
-/// The same where much would be lost: a service that starts anew is waited for, about 30 s.
+/// Waits between tries where giving up would lose much: a service that restarts gets about 30 s.
 const PATIENT_WAITS: [Duration; 9] = {
     let mut waits = [Duration::from_secs(5); 9];
     (waits[0], waits[1], waits[2]) = (RETRY_WAITS[0], RETRY_WAITS[1], RETRY_WAITS[2]);

@@ -93,7 +93,7 @@ pub struct GlobalFlags {
         help_heading = "Connection"
     )]
     pub token_key: Option<PathBuf>,
-    /// Whose that key is [default: the profile's actor]
+    /// The actor who owns that key [default: the profile's actor]
     #[arg(long, global = true, value_name = "ID", env = "MYCORA_TOKEN_ACTOR", value_parser = values::id, help_heading = "Connection")]
     pub token_actor: Option<u32>,
     /// The name in the server's certificate, when it is not the host of the address
@@ -101,7 +101,7 @@ pub struct GlobalFlags {
     pub server_name: Option<String>,
 }
 
-/// What a command works with.
+/// Flags, profile and clients that a command works with.
 pub struct CliSession {
     /// Flags that every command understands.
     pub global: GlobalFlags,

@@ -8,21 +8,21 @@ use tonic::{Code, Status};
 
 /// How errors of the way to a server begin.
 const NOT_REACHED: &str = "cannot reach ";
-/// What is said of a connection that the other side closed, or refused after the handshake: with TLS 1.3
+/// Error texts of a connection that the other side closed, or refused after the handshake: with TLS 1.3
 /// a server looks at the client's certificate when the client is done already.
 const CLOSED: [&str; 5] =
     ["connection closed", "connection reset", "Connection reset", "roken pipe", "received fatal alert"];
-/// What that may mean.
+/// Explanation of what such an end may mean.
 const REFUSED: &str = "the coordinator closed the connection: it may not accept the client's certificate, which is of \
                        another authority or out of date, or it is ending";
 
 /// Why somebody is not let in who showed nothing.
 const IDENTITY_REQUIRED: &str = RpcReason::IdentityRequired.as_str();
 
-/// What gives somebody a role, as servers say who refuse one that is too small.
+/// Command that gives an actor a role, as servers name it when they refuse a role that is too small.
 const GIVES_A_ROLE: &str = "`mycora context update ";
 
-/// What helps against refusals about sagas, by their reason.
+/// Advice on refusals about sagas, by their reason.
 const WAYS_OUT: [(RpcReason, &str); 13] = [
     (RpcReason::TenantPaused, "`mycora saga resume-tenant` goes on with it"),
     (RpcReason::SagaExists, "`mycora saga show SAGA CORRELATION` shows it"),
@@ -45,7 +45,7 @@ pub enum CliError {
     /// The coordinator did not do it, or something went wrong on this side.
     #[error("{0}")]
     Failed(String),
-    /// What was typed or written in a file is wrong.
+    /// The input is wrong, as typed or as written in a file.
     #[error("{0}")]
     Invalid(String),
     /// The coordinator cannot be reached, or this identity is not allowed.
@@ -54,7 +54,7 @@ pub enum CliError {
     /// The coordinator closed the connection before it answered: it may not accept the client's certificate.
     #[error("{0}\n{REFUSED}")]
     Closed(String),
-    /// Somebody pressed Ctrl-C.
+    /// The user pressed Ctrl-C.
     #[error("{0}")]
     Interrupted(String),
 }
@@ -74,7 +74,7 @@ impl CliError {
         }
     }
 
-    /// As promised in `--help`.
+    /// Returns the exit code that `--help` documents.
     #[must_use]
     pub const fn exit_code(&self) -> u8 {
         match self {
@@ -89,9 +89,9 @@ impl CliError {
 /// A call that failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ApiCallError {
-    /// What the server said, or what went wrong on the way.
+    /// Error as the server reported it, or as it arose on the way.
     pub view: ErrorView,
-    /// Whether the same call may succeed.
+    /// Advice on whether the same call may succeed.
     pub retry: RetryAdvice,
 }
 
@@ -148,7 +148,7 @@ impl From<ApiCallError> for CliError {
     }
 }
 
-/// What helps against a refusal, where that is known.
+/// Returns advice on a refusal, where there is any.
 fn way_out(view: &ErrorView) -> Option<&'static str> {
     WAYS_OUT.iter().find(|(reason, _)| reason.as_str() == view.reason).map(|(_, way)| *way)
 }
@@ -157,7 +157,7 @@ fn with_way_out(view: &ErrorView) -> String {
     way_out(view).map_or_else(|| view.to_string(), |way| format!("{view}\n{way}"))
 }
 
-/// Whether a server sent this. What the way to a server says of itself has details as well.
+/// Returns true for errors that a server sent. Errors of the connection to a server have details as well.
 fn answered(view: &ErrorView) -> bool {
     !view.reason.is_empty() && !view.message.starts_with(NOT_REACHED) && view.code != Code::DeadlineExceeded
 }

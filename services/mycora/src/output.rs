@@ -34,7 +34,7 @@ pub enum OutputFormat {
     Table,
     /// The proto JSON of the answer: one document.
     Json,
-    /// The same as YAML.
+    /// The proto JSON of the answer, as YAML.
     Yaml,
 }
 
@@ -63,7 +63,7 @@ pub struct PageSummary<'a> {
     pub limit: u32,
     /// For what comes after them; empty: there is no more.
     pub next_page_token: &'a str,
-    /// What people are told when there are none.
+    /// Text for people when the list is empty.
     pub none: &'a str,
 }
 
@@ -158,7 +158,7 @@ fn document_text(format: OutputFormat, document: &impl Serialize) -> Result<Stri
     Ok(text)
 }
 
-/// The same JSON with every hidden character escaped: writers of JSON have to escape C0 only, and the others stand in
+/// Escapes every hidden character in JSON: writers of JSON have to escape C0 only, and the others stand in
 /// strings alone.
 fn plain_json(json: String) -> String {
     let stays = |character: char| character == '\n' || !is_hidden(character);

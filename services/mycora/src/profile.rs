@@ -51,13 +51,13 @@ impl ApiService {
         Self::Saga,
     ];
 
-    /// Whether a profile need not know where it is: not every suite has one, and only some commands need it.
+    /// Returns true for a service that a profile may omit: not every suite has one, and only some commands need it.
     #[must_use]
     pub const fn is_optional(self) -> bool {
         matches!(self, Self::Router | Self::MyceliumGateway | Self::Supervisor | Self::Saga)
     }
 
-    /// As it stands below `[addresses]`.
+    /// Returns the service's name as it stands below `[addresses]`.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -72,7 +72,7 @@ impl ApiService {
     }
 }
 
-/// What `client.toml` says. Paths are relative to the file until it is loaded.
+/// Content of `client.toml`. Paths are relative to the file until it is loaded.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Profile {
@@ -103,7 +103,7 @@ pub struct Profile {
     /// In whose name flows are submitted, and whose the signing key is; 0: the certificate's actor.
     #[serde(skip_serializing_if = "is_zero")]
     pub actor: u32,
-    /// Whose sagas commands are about that name no tenant; absent: the context says it.
+    /// Tenant for commands about sagas that name none; absent: the context says it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tenant: Option<String>,
     /// Addresses of single services, where they are separate processes.
@@ -173,21 +173,21 @@ impl ServiceAddresses {
 /// Why a profile cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ProfileError {
-    /// It is not there.
+    /// The profile is not there.
     #[error("{} is not there", path.display())]
     Missing {
         /// Where it was looked for.
         path: PathBuf,
     },
-    /// It cannot be read or written.
+    /// The profile cannot be read or written.
     #[error("cannot use {}: {source}", path.display())]
     Io {
         /// The file.
         path: PathBuf,
-        /// What the operating system said.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// It has no profile of that name.
+    /// The file has no profile of that name.
     #[error("{} has no profile `{name}`; {}", path.display(), named_profiles::known(names))]
     Name {
         /// The file.
@@ -197,12 +197,12 @@ pub enum ProfileError {
         /// Those that it has.
         names: Vec<String>,
     },
-    /// It does not say what it should.
+    /// The profile's content is wrong.
     #[error("{}: {message}", path.display())]
     Content {
         /// The file.
         path: PathBuf,
-        /// What is wrong, with line and column.
+        /// Description of the mistake, with line and column.
         message: String,
     },
 }
@@ -303,13 +303,13 @@ impl Profile {
         self.channel_at(self.address_of(host)?)
     }
 
-    /// Whether calls show tokens: there is a key that signs them, and no certificate.
+    /// Returns true when calls show tokens: there is a key that signs them, and no certificate.
     #[must_use]
     pub const fn shows_tokens(&self) -> bool {
         self.signing_key.is_some() && self.cert.is_none() && self.key.is_none()
     }
 
-    /// What signs tokens.
+    /// Returns the signer of tokens.
     ///
     /// # Errors
     /// When it names no key or no actor, a file cannot be used, or nothing says for whom tokens are.

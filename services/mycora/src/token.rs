@@ -24,7 +24,7 @@ impl TokenSigner {
         Self { key, actor, trust_domain }
     }
 
-    /// Whose tokens they are.
+    /// Returns the actor whose tokens the signer makes.
     #[must_use]
     pub const fn actor(&self) -> ActorId {
         self.actor

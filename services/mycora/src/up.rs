@@ -90,9 +90,9 @@ pub struct UpOptions {
     pub runners: Vec<Address>,
     /// The authority whose certificates are used; its own in the data directory when absent.
     pub pki_dir: Option<PathBuf>,
-    /// What the operator lets jobs do; absent: everything.
+    /// Operator's policy on what jobs may do; absent: everything.
     pub policy: Option<PathBuf>,
-    /// Whether others may push jobs into work queues and take from them.
+    /// True when others may push jobs into work queues and take from them.
     pub open_queues: bool,
     /// Script types that workers of others run from the work queues, which are open then.
     pub served_by_others: Vec<ScriptType>,
@@ -100,13 +100,13 @@ pub struct UpOptions {
     pub legacy: Option<PathBuf>,
     /// Which addresses actors may give; `runners` are dialed whatever they say.
     pub addresses: AddressRules,
-    /// Whose mail is taken.
+    /// Policy of whose mail is accepted.
     pub mail: MailPolicy,
     /// How scripts are run.
     pub scripts: runner::ScriptFlags,
-    /// What becomes the first process of each job: this program, which `main` has to know of.
+    /// Program that becomes the first process of each job: this one, which `main` has to know of.
     pub launcher: sandbox::SandboxLauncher,
-    /// What an answered change survives: what the private Redis is set up for.
+    /// Failures that an answered change survives: the private Redis is set up for them.
     pub durability: Durability,
     /// How much an actor and a context may have, where that is not the default.
     pub limits: Vec<QuotaSetting>,
@@ -208,7 +208,7 @@ impl AllInOneHandle {
         &self.profile
     }
 
-    /// What a person has to know to use it: addresses, and lines to copy.
+    /// Returns what a person has to know to use the all-in-one: addresses, and lines to copy.
     #[must_use]
     pub const fn banner(&self) -> &Banner {
         &self.banner
@@ -341,7 +341,7 @@ fn ops_token(dir: &DataDir) -> Result<PathBuf, UpError> {
     Ok(dir.join(OPS_TOKEN))
 }
 
-/// What is listened on, bound before anything starts.
+/// Sockets to listen on, bound before anything starts.
 struct SuiteListeners {
     /// For clients.
     port: TcpListener,

@@ -69,7 +69,7 @@ const EVICTIONS_MAX: u32 = 3;
 /// How long a router then leaves the name to the other one.
 const EVICTED_PAUSE: Duration = Duration::from_secs(60);
 
-/// Makes an event of something that came in.
+/// Maps something that was received to an event.
 type StreamEventMapper<T> = Box<dyn Fn(T) -> RouterEvent + Send + Sync>;
 
 /// Event mappers of a stream: opened, message received, lost.
@@ -82,17 +82,17 @@ pub(crate) struct StreamCallbacks<Req, Resp> {
     pub(crate) down: StreamEventMapper<()>,
 }
 
-/// A stream that is the only one of its name: whoever opens it again ends the one before.
+/// Name that one stream at a time may use: a new stream ends the one before.
 pub(crate) struct ExclusiveRouterName {
-    /// The name.
+    /// Name of the router.
     pub(crate) name: String,
-    /// Counts how often somebody else had it.
+    /// Counts how often another router had the name.
     pub(crate) conflicts: IntCounter,
 }
 
-/// Keeps a stream open for ever, and tells the driver about it. `first` goes out first each time.
+/// Keeps a stream open for ever, and reports its events to the driver. `first` goes out first each time.
 ///
-/// What goes out is not bounded here: the driver only sends what others are owed, and their windows
+/// Outgoing messages are not bounded here: the driver only sends what others are owed, and their windows
 /// bound that.
 pub(crate) async fn keep_stream_open<Req, Resp, Open, Opened>(
     name: &'static str,
@@ -212,7 +212,7 @@ pub(crate) async fn run_registry_stream(client: RouterRegistryClient, events: mp
 }
 
 /// Hands pieces of output to storage, in order, one batch after the other; a batch that failed is
-/// handed over again. Ends when nobody gives it any more.
+/// handed over again. Ends when the sender is gone.
 pub(crate) async fn keep_logs(
     mut client: MessageStoreClient,
     mut logs: mpsc::UnboundedReceiver<(GatewayEpoch, NumberedLog)>,

@@ -1,8 +1,8 @@
 //! The router: gets messages delivered, and brings back what attempts report.
 //!
-//! What happens to each message is decided by `libs/delivery`; here is what feeds it.
+//! `libs/delivery` decides what happens to each message; this crate feeds it.
 //!
-//! - [`driver`]: the loop that feeds it and carries out what it says.
+//! - [`driver`]: the loop that feeds it and carries out its effects.
 //! - [`clients`]: the streams to storage, gateway, registry and schedulers, each opened again when lost.
 //! - [`schedulers`]: one stream for each scheduler replica that lives.
 //! - [`submissions`]: asks schedulers to make flows of jobs that came as messages.

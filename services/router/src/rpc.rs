@@ -6,7 +6,7 @@ mod inbox;
 use std::sync::Arc;
 
 use ::rpc::{
-    Allow, Caller, Directory, Error, MountBuilder, PolicyTable, RpcReason, ResumingStream, forward_status,
+    Allow, Caller, Directory, Error, MountBuilder, PolicyTable, ResumingStream, RpcReason, forward_status,
     while_member,
 };
 use futures_util::{StreamExt as _, stream};
@@ -124,7 +124,8 @@ impl MessageService for RouterRpc {
             .map(|answer| answer.map(|some| some.received.unwrap_or_default()).map_err(forward_status));
         let stop = self.stop.clone();
         let draining = stream::once(async move {
-            let draining = || Error::unavailable(RpcReason::Draining, "the router is ending; resume elsewhere");
+            let draining =
+                || Error::unavailable(RpcReason::Draining, "the router is ending; resume elsewhere");
             stop.is_cancelled().then(|| Err(draining().into()))
         });
         let answers = answers.take_until(self.stop.clone().cancelled_owned());

@@ -18,7 +18,7 @@ use crate::clients::{MessageStoreClient, StreamCallbacks, keep_stream_open, sche
 use crate::driver::RouterEvent;
 use delivery::core::Input;
 
-/// The streams that are kept, all of them where [`Schedulers::follow`] runs.
+/// The streams that are kept, all of them where [`SchedulerStreams::follow`] runs.
 pub(crate) struct SchedulerStreams {
     dial: DialScheduler,
     kept: HashMap<String, SchedulerStream>,

@@ -19,7 +19,7 @@ use crate::view::RegistryView;
 /// Tells the time that people read.
 pub type RegistryClock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
 
-/// What the registry needs of others.
+/// Dependencies of the registry.
 pub struct Deps<'a> {
     /// A way to storage.
     pub storage: rpc::Channel,
@@ -29,7 +29,7 @@ pub struct Deps<'a> {
     pub metrics: &'a prometheus::Registry,
 }
 
-/// What the registry cannot do without.
+/// Readiness conditions of the registry.
 struct RegistryConditions {
     /// Storage, as it says itself.
     storage: ReadinessCondition,
@@ -79,7 +79,7 @@ impl App {
         self.rpc.mount_internal(mount)
     }
 
-    /// Who knows the actors and their roles, for the gate in front of this service.
+    /// Returns the directory of actors and their roles, for the gate in front of this service.
     #[must_use]
     pub fn directory(&self) -> Arc<dyn Directory> {
         self.directory.directory()

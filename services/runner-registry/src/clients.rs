@@ -13,8 +13,8 @@ use service::ReadinessCondition;
 
 use crate::hub::RunnerHub;
 
-/// What is read of one answer. A record may have been registered in a request of the largest size, and has its times on top
-/// of that.
+/// Maximum size of one response. A record may have been registered in a request of the largest size, and has its times
+/// on top of that.
 const MESSAGE_BYTES_MAX: usize = model::limits::GRPC_MESSAGE_BYTES_MAX + 64 * 1024;
 
 /// Runner records, as storage keeps them.

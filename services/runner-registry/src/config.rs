@@ -1,4 +1,4 @@
-//! What can be configured.
+//! Configuration of the registry.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What can go wrong here.
+//! Errors of the registry.
 
 /// Why the registry cannot be built.
 #[derive(Debug, thiserror::Error)]

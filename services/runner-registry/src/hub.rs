@@ -14,7 +14,7 @@ use crate::view::{ChangedRunners, RegistryView, RunnerRecordKey};
 /// Runners in one part of a snapshot or of changes, which ends at [`limits::PAGE_BYTES_MAX`] as well.
 pub const PART_LEN_MAX: usize = 200;
 
-/// What a part may add to the bytes of its runners: their contexts, and that they are several.
+/// Bytes that a part may add to those of its runners: their contexts, and the framing of the list.
 const PART_OVERHEAD_BYTES: usize = 16 * PART_LEN_MAX;
 
 /// A handle on the view. Clones are the same.
@@ -37,8 +37,8 @@ struct RunnerHubState {
     watchers: Vec<Weak<RunnerWatcher>>,
 }
 
-/// What one watcher has not been told yet. However slow it is, it never has to be told more than once
-/// of each runner.
+/// Backlog of one watcher: the changes that it has not been told yet. However slow the watcher, the backlog has
+/// each runner at most once.
 #[derive(Debug, Default)]
 struct RunnerWatcher {
     /// Only runners of this context.
@@ -91,7 +91,7 @@ impl RunnerHub {
         self.0.loaded.send_replace(true);
     }
 
-    /// Whether the records at the start are complete.
+    /// Returns a receiver that turns true once the initial records are complete.
     #[must_use]
     pub fn loaded(&self) -> watch::Receiver<bool> {
         self.0.loaded.subscribe()

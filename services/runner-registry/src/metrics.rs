@@ -1,4 +1,4 @@
-//! What can be seen from the outside.
+//! Metrics of the registry.
 
 use prometheus::{IntCounter, IntGauge, Registry};
 

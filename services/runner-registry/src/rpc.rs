@@ -27,10 +27,10 @@ use crate::clients::RunnerStoreClient;
 use crate::hub::{RunnerHub, RunnerViewBatch};
 use runner_watch::{RunnerWatchScope, draining};
 
-/// What actors may call.
+/// Methods that actors may call.
 pub const PUBLIC_POLICY: PolicyTable<'static> = &[("/mycora.v1.RunnerService/*", &[Allow::AnyActor])];
 
-/// What changes where jobs run: a token is taken once only.
+/// Methods that change where jobs run: each takes a token once only.
 pub const ADMINISTRATIVE: &[&str] = &[
     "/mycora.v1.RunnerService/RegisterRunner",
     "/mycora.v1.RunnerService/UpdateRunner",
@@ -38,7 +38,7 @@ pub const ADMINISTRATIVE: &[&str] = &[
     "/mycora.v1.RunnerService/DeleteRunner",
 ];
 
-/// What only services may call.
+/// Methods that only services may call.
 pub const INTERNAL_POLICY: PolicyTable<'static> = &[
     (
         "/mycora.internal.v1.RegistryViewService/Watch",
@@ -106,8 +106,8 @@ impl RegistryRpc {
         self.kept(context, answer.runner)
     }
 
-    /// Takes over a record that storage has just kept: the watch of storage will say so as well, but whoever asked must not
-    /// have to wait for that.
+    /// Takes over a record that storage has just stored: the watch of storage will bring it as well, but the caller must
+    /// not have to wait for that.
     fn kept(&self, context: ContextId, record: Option<v1::Runner>) -> Result<v1::Runner, Status> {
         let record = record.ok_or_else(|| Error::internal("storage answered without the runner"))?;
         let runner = convert::runner::from_wire(record).map_err(Error::internal)?.runner;
@@ -298,7 +298,7 @@ impl RegistryRpc {
     }
 }
 
-/// Sends the snapshot, then changes, until nobody listens.
+/// Sends the snapshot, then changes, until the receiver is dropped.
 async fn send_changes(hub: &RunnerHub, sender: &mpsc::Sender<Result<internal::WatchResponse, Status>>) {
     if hub.loaded().wait_for(|loaded| *loaded).await.is_err() {
         return;

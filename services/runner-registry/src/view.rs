@@ -1,5 +1,5 @@
-//! What is known of runners: records from storage, and what was last heard of the supervisors behind
-//! them. Pure: every change gives the runners that look different now.
+//! View of the runners: records from storage, and the last presence of the supervisors behind them. Pure: every
+//! change returns the runners that look different now.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
@@ -177,7 +177,7 @@ impl RegistryView {
     }
 }
 
-/// Whether a supervisor has something to do, for whomever.
+/// Returns true if a supervisor has work, for any coordinator.
 fn is_busy(presence: &Presence) -> bool {
     presence.queued > 0 || presence.instances.iter().any(|instance| instance.busy > 0)
 }

@@ -47,7 +47,7 @@ pub enum RunnerStartError {
         /// The number of both.
         number: u32,
     },
-    /// What an earlier runner left could not be ended.
+    /// The remains of an earlier runner could not be ended.
     #[error("scripts of an earlier runner cannot be ended")]
     Sweep(#[source] io::Error),
     /// Nothing can be started by way of the launcher.
@@ -56,11 +56,11 @@ pub enum RunnerStartError {
     /// Less isolation stands here than was demanded.
     #[error("isolation `{demanded}` is demanded and only `{level}` stands here: {why}")]
     Isolation {
-        /// What has to stand.
+        /// Level that was demanded.
         demanded: Isolation,
-        /// What does.
+        /// Level that this machine supports.
         level: Isolation,
-        /// What is missing, and why.
+        /// Missing layers, and why.
         why: String,
     },
     /// A type was named that this machine cannot execute.
@@ -93,7 +93,7 @@ impl RunnerHandle {
         &self.instances
     }
 
-    /// What stands between its jobs and everything else.
+    /// Returns the isolation that this machine gives to the runner's jobs.
     #[must_use]
     pub const fn isolation_support(&self) -> &IsolationSupport {
         &self.isolation_support
@@ -231,8 +231,8 @@ fn about(settings: &RunnerSettings, isolator: &Isolator) -> InstanceDescriptor {
     }
 }
 
-/// Whether the process that holds an instance's name is known to be dead: only of one on this machine
-/// can that be said. This very process holds no name before it joins, so its own is of an earlier runner in it.
+/// Returns true if the process that holds an instance's name is known to be dead, which can be told only on this
+/// machine. This very process holds no name before it joins, so a holder with its pid is an earlier runner.
 fn is_dead(holder: &PresenceRecord) -> bool {
     holder.hostname == processes::hostname()
         && (holder.pid == std::process::id()

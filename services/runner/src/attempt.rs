@@ -29,23 +29,23 @@ use crate::workspace::{Workspace, runtime_error};
 const RETRY: ExponentialBackoff =
     ExponentialBackoff::between(Duration::from_millis(100), Duration::from_secs(1));
 
-/// What attempts are run with.
+/// Context that an attempt is run in.
 pub(crate) struct AttemptContext<'a> {
     /// The work directory, canonical.
     pub(crate) root: &'a Path,
     /// How jobs are kept apart.
     pub(crate) isolator: &'a Isolator,
-    /// What bounds its processes and memory together.
+    /// Cgroup that bounds the job's processes and memory together.
     pub(crate) slot: Option<Arc<CgroupSlot>>,
-    /// Whose job it is.
+    /// Session of the instance that runs the job.
     pub(crate) instance: &'a InstanceSession,
     /// Executes it.
     pub(crate) runtime: &'a dyn ScriptRuntime,
-    /// Whether another job may follow in its slot.
+    /// Returns true if another job may follow in the slot.
     pub(crate) goes_on: &'a (dyn Fn() -> bool + Sync),
 }
 
-/// Runs a job to its end and records that. Returns when the end is recorded, or nobody wants it any more; with the job that
+/// Runs a job to its end and records that. Returns when the end is recorded or no longer wanted; with the job that
 /// follows in its slot, if one was taken in the same turn.
 pub(crate) async fn run(
     context: AttemptContext<'_>,
@@ -72,7 +72,7 @@ pub(crate) async fn run(
     record(context.instance, &ending, &interrupt, context.goes_on).await
 }
 
-/// What became of the script, and what it made.
+/// Outcome of a script, with the results and outputs it made.
 enum ScriptOutcome {
     Succeeded { result: ResultMap, outputs: std::collections::BTreeMap<String, BlobRef> },
     Failed { exit_code: Option<i32>, reason: Reason },
@@ -81,7 +81,7 @@ enum ScriptOutcome {
     Interrupted,
 }
 
-/// What goes to and from an attempt while it runs.
+/// Channels to and from an attempt while it runs.
 struct AttemptChannels {
     interrupt: Arc<Interrupt>,
     printer: ScriptOutputSender,
@@ -169,7 +169,7 @@ async fn execute(
     }
 }
 
-/// Of a script that exited with 0, and left what cannot be taken.
+/// Returns the failure of a script that exited with 0, but left results or outputs that cannot be taken.
 fn left_wrong(mut reason: Reason) -> ScriptOutcome {
     reason.detail.insert_str(0, "the script ended well, but ");
     ScriptOutcome::Failed { exit_code: Some(0), reason }
@@ -182,7 +182,7 @@ struct PreparedAttempt {
     inputs: String,
 }
 
-/// Whether everything is at hand and takes no time worth mentioning to be prepared.
+/// Returns true for an attempt whose script and inputs are at hand and take no time worth mentioning to prepare.
 fn is_small(execution: &Execution) -> bool {
     const INPUTS_BYTES: usize = 16 * 1024;
     let inputs = execution.inputs.values().flatten();

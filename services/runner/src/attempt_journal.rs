@@ -1,5 +1,5 @@
-//! Attempts that began on this machine lately, kept beside Redis: a store that went back gives out once more what has run, and nobody
-//! may run it twice under one number; neither another instance, nor a runner that was started since.
+//! Attempts that began on this machine lately, kept beside Redis: a store that went back hands out attempts that have run already,
+//! and none may run twice under one number; neither at another instance, nor at a runner that was started since.
 //!
 //! Each runner keeps a file of its own, `instances/<group>-<number>/begun`: how many attempts it has begun, and in a ring of
 //! [`RECORDS`] the last of them, each with its time. An attempt is written there before it begins, and what is new in the files of the others is

@@ -1,4 +1,4 @@
-//! What a runner would find here, without any jobs.
+//! Capabilities that a runner would find on this machine, tested without any jobs.
 
 use std::sync::Arc;
 
@@ -9,12 +9,12 @@ use crate::app::{find_runtimes, open};
 use crate::isolation::Isolator;
 use crate::{RunnerSettings, RunnerStartError};
 
-/// What this machine gives to jobs.
+/// Capabilities that this machine offers to jobs.
 #[derive(Debug, Clone)]
 pub struct MachineCapabilities {
-    /// What would stand between them and everything else.
+    /// Isolation that the jobs would get.
     pub isolation_support: IsolationSupport,
-    /// What can execute them, tried as it would be for a script.
+    /// Script types that can be executed, tested as they would be for a script.
     pub types: Vec<ScriptType>,
 }
 

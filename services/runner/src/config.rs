@@ -1,4 +1,4 @@
-//! What a runner is told.
+//! Configuration of a runner.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -26,7 +26,7 @@ pub struct Config {
     /// User for it, beside the password file
     #[arg(long, env = "MYCORA_REDIS_USER", value_name = "NAME", requires = "redis_password_file")]
     pub redis_user: Option<String>,
-    /// What to execute; everything that the machine has the tools for unless named
+    /// Script types to execute; everything that the machine has the tools for unless named
     #[arg(long = "types", env = "MYCORA_TYPES", value_name = "TYPE", value_delimiter = ',')]
     pub types: Vec<ScriptType>,
     /// The group of this instance
@@ -68,7 +68,7 @@ pub struct ScriptFlags {
     /// nothing starts; 0: never [default: 1 GiB, or 5 % of a file system where that is less]
     #[arg(long, env = "MYCORA_DISK_FLOOR", value_name = "BYTES")]
     pub disk_floor: Option<u64>,
-    /// Whether python is kept warm for each context, which takes some memory and saves most of the time of short jobs
+    /// Keep python warm for each context, which takes some memory and saves most of the time of short jobs
     #[arg(long, env = "MYCORA_WARM", value_name = "BOOL", default_value_t = true, action = clap::ArgAction::Set)]
     pub warm: bool,
 }
@@ -86,10 +86,10 @@ impl Default for ScriptFlags {
     }
 }
 
-/// What [`crate::start`] needs, wherever it comes from.
+/// Settings of [`crate::start`], wherever they come from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RunnerSettings {
-    /// What to execute; empty for everything that the machine has the tools for.
+    /// Script types to execute; empty for everything that the machine has the tools for.
     pub types: Vec<ScriptType>,
     /// The group of the instances.
     pub group: Name,
@@ -103,7 +103,7 @@ pub struct RunnerSettings {
     pub drain_deadline: Duration,
     /// How scripts are run.
     pub scripts: ScriptFlags,
-    /// What starts processes.
+    /// Launcher that starts processes.
     pub launcher: SandboxLauncher,
     /// The layers of isolation that are used where they stand. Tests take some away.
     pub layers: IsolationLayers,

@@ -20,9 +20,9 @@ use crate::disk_quota::{DiskQuotas, TOLD};
 
 /// The shortest pause between looks at what is free, close to the floor.
 const LOOK_MIN: Duration = Duration::from_millis(50);
-/// The longest one below it, while nobody can be ended.
+/// Longest pause below the floor, while no job can be ended.
 const LOW_LOOK_MAX: Duration = Duration::from_millis(500);
-/// What a disk takes in a second, unless it is seen to take more: looks are close enough for this.
+/// Write rate of a disk in bytes per second, unless a faster one is measured: sets how often free space is checked.
 const BYTES_PER_SEC: u64 = 2 << 30;
 /// A job that holds less is not what the disk is full of: a part of the floor, at most so many bytes.
 const WORTH_PART: u64 = 64;
@@ -39,9 +39,9 @@ const LARGEST: &str = "largest";
 /// A job that may have to end. The greatest goes first: one that hides what it holds, then by bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub(crate) struct EvictionCandidate {
-    /// It holds something that nobody can look into.
+    /// True for a job that holds something that cannot be inspected.
     pub(crate) unseen: bool,
-    /// What it is seen to hold.
+    /// Bytes that the job is seen to hold.
     pub(crate) bytes: u64,
 }
 
@@ -69,7 +69,7 @@ impl FreeSpaceTrend {
     }
 }
 
-/// What came of an attempt to make room.
+/// Outcome of an attempt to make room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum EvictionOutcome {
     /// A job has ended.
@@ -143,7 +143,7 @@ impl DiskQuotas {
         EvictionOutcome::Ended
     }
 
-    /// The lock of the work directory, unless somebody has it, or it cannot be had.
+    /// Returns the lock of the work directory, unless another runner holds it, or it cannot be had.
     fn lock_relief(&self) -> Option<FileLock> {
         let locked = rewritable(&relief_path(self.root())).and_then(FileLock::try_take);
         match locked {
@@ -176,7 +176,7 @@ impl DiskQuotas {
         }
     }
 
-    /// Whether no other runner has a larger job, as they tell now.
+    /// Returns true if no other runner reports a larger job now.
     async fn is_largest_of_all(&self, own: EvictionCandidate, began: SystemTime) -> bool {
         let begin = Instant::now();
         loop {
@@ -201,7 +201,7 @@ fn rewritable(path: &Path) -> io::Result<File> {
     OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(path)
 }
 
-/// What another runner has told.
+/// Report of another runner on its largest job.
 #[derive(Debug)]
 struct PeerUsageReport {
     at: SystemTime,

@@ -1,8 +1,8 @@
-//! What a context holds on the disk of this machine, over all of its jobs, and the bound on that.
+//! Disk usage of each context on this machine, over all of its jobs, and the quota on that.
 //!
 //! No directory of a job is measured for this: each look that is taken at one anyway is noted here. Every
-//! [`QUOTA_INTERVAL`], while a context has jobs, the rest is looked at: what it keeps between its jobs, and what the other
-//! runners of the machine hold for it, which each tells in its part of the work directory.
+//! [`QUOTA_INTERVAL`], while a context has jobs, the rest is measured: the bytes that it keeps between its jobs, and those that
+//! the other runners of the machine hold for it, which each reports in its part of the work directory.
 
 use std::collections::HashMap;
 use std::fs;
@@ -25,7 +25,7 @@ use crate::workspace::size_of_tree;
 
 /// How long a context is looked after when its last job is gone.
 const LINGER: Duration = Duration::from_secs(60);
-/// What a runner has told counts for as long as this: it tells anew with each look.
+/// Time for which a runner's report counts: each look renews it.
 pub(crate) const TOLD: Duration = Duration::from_secs(6);
 
 /// The areas of all contexts that have jobs here. Clones are the same.
@@ -42,25 +42,25 @@ struct DiskQuotasInner {
     wanted: Notify,
     /// How many jobs have come to the disk, and are there still.
     jobs: watch::Sender<usize>,
-    /// What has to stay free.
+    /// Floors of the space that has to stay free.
     floors: DiskFloors,
     process_list: ProcessListCache,
 }
 
-/// What is known of one context.
+/// Known disk usage of one context.
 #[derive(Debug)]
 struct ContextDiskUsage {
     jobs: HashMap<JobKey, JobQuotaEntry>,
-    /// What lies there beside the jobs of this runner.
+    /// Bytes that the context holds outside the jobs of this runner.
     other_bytes: u64,
     used: Instant,
 }
 
-/// What one job's directory held when it was looked at.
+/// Disk usage of one job's directory, when it was last measured.
 #[derive(Debug)]
 struct JobQuotaEntry {
     bytes: u64,
-    /// It is a process that can be ended.
+    /// True for a job with a process that can be ended.
     can_end: bool,
     /// How it is looked at, while there are processes of it.
     look: Option<JobUsageProbe>,
@@ -107,12 +107,12 @@ impl DiskQuotas {
         &self.0.report_dir
     }
 
-    /// What has to stay free there.
+    /// Returns the floors of the space that has to stay free there.
     pub(crate) fn floors(&self) -> &DiskFloors {
         &self.0.floors
     }
 
-    /// Whether any job has come to the disk, and is there still.
+    /// Returns true while any job holds space on the disk.
     pub(crate) fn has_jobs(&self) -> bool {
         *self.0.jobs.borrow() > 0
     }
@@ -123,7 +123,7 @@ impl DiskQuotas {
         let _ = self.0.jobs.subscribe().wait_for(|count| *count > 0).await;
     }
 
-    /// Whether a job is here still.
+    /// Returns true while the job is registered here.
     pub(crate) fn has(&self, key: JobKey) -> bool {
         self.lock().get(&key.context).is_some_and(|area| area.jobs.contains_key(&key))
     }
@@ -205,7 +205,7 @@ impl DiskQuotas {
         fs::rename(fresh, path)
     }
 
-    /// What the other runners of this machine have told lately.
+    /// Sums the bytes that the other runners of this machine have reported lately.
     fn elsewhere(&self, context: ContextUid) -> u64 {
         let Ok(instances) = fs::read_dir(instances_dir(&self.0.root)) else { return 0 };
         let told = instances
@@ -215,7 +215,7 @@ impl DiskQuotas {
         told.filter_map(|held| told_in(&held.join(context.to_string()))).fold(0, u64::saturating_add)
     }
 
-    /// What the context keeps between its jobs.
+    /// Measures the bytes that the context keeps between its jobs.
     fn kept(&self, context: ContextUid) -> u64 {
         let jobs = jobs_dir(&self.0.root, context);
         let Ok(parts) = fs::read_dir(context_dir(&self.0.root, context)) else { return 0 };

@@ -38,11 +38,11 @@ use crate::{
 
 /// The part of a launcher's program that is an engine.
 pub const ENGINE: sandbox::Builtin = sandbox::Builtin { name: NAME, run: main };
-/// Its name in requests.
+/// Name of the engine in requests.
 pub(crate) const NAME: &str = "engine";
-/// What an engine exits with that has no memory left.
+/// Exit code of an engine that has no memory left.
 pub(crate) const EXIT_OUT_OF_MEMORY: i32 = 77;
-/// What it exits with when it cannot go on.
+/// Exit code of an engine that cannot go on.
 const EXIT_FAILED: i32 = 1;
 /// The stack of scripts. Values may be nested as deep as there may be elements in them, and are copied and dropped
 /// level by level. Only what is used of it costs anything.
@@ -85,10 +85,10 @@ fn caught(script: impl FnOnce() -> EngineScriptEnd) -> EngineScriptEnd {
         .unwrap_or_else(|_| EngineScriptEnd::Panicked(panics::last_message()))
 }
 
-/// What a script gives while it runs.
+/// Results that a script gives while it runs.
 type ScriptResults = Arc<Mutex<ResultMap>>;
 
-/// What a script that called `exit` ends with; the engine takes that for an end like any other.
+/// Exit code of a script that called `exit`; the engine takes that for an end like any other.
 type ScriptExitCode = Arc<AtomicI32>;
 
 fn execute(run: &ScriptRunRequest, line: &EngineConnection) -> EngineScriptEnd {
@@ -127,7 +127,7 @@ fn execute(run: &ScriptRunRequest, line: &EngineConnection) -> EngineScriptEnd {
     }
 }
 
-/// What is not told by the engine's message.
+/// Returns a hint that the engine's own message lacks.
 fn hint(error: &EvalAltResult) -> Option<&'static str> {
     match error {
         EvalAltResult::ErrorInFunctionCall(name, _, inner, _) => match **inner {

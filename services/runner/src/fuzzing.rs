@@ -1,4 +1,4 @@
-//! What the fuzzer reads with: frames as an engine that was taken over sends them, and scripts.
+//! Readers for the fuzzer: frames as an engine that was taken over sends them, and scripts.
 
 use rhai::{Array, Dynamic, Map};
 

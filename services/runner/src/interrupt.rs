@@ -9,9 +9,9 @@ use tokio::time::Instant;
 /// Why a job has to end before its time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum InterruptCause {
-    /// Somebody asked for it.
+    /// The end was requested.
     Requested,
-    /// It was ended elsewhere already, so nobody wants to hear of it.
+    /// The job was ended elsewhere already, so no report is wanted.
     Closed,
     /// The runner ends.
     Drained,
@@ -26,7 +26,7 @@ pub(crate) struct InterruptRequest {
     pub(crate) grace: Duration,
 }
 
-/// What all orders so far come to.
+/// Combination of all orders so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct InterruptState {
     cause: InterruptCause,

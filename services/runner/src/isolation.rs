@@ -20,7 +20,7 @@ use crate::runtime::ScriptJob;
 use crate::work_dir::RunnerWorkDir;
 use crate::{OPEN_FILES_MAX, RunnerStartError};
 
-/// What stands between the jobs of this runner and everything else.
+/// Isolation of the jobs of this runner.
 #[derive(Debug)]
 pub(crate) struct Isolator {
     launcher: SandboxLauncher,
@@ -86,22 +86,22 @@ impl Isolator {
         })
     }
 
-    /// What contexts hold on the disk.
+    /// Returns the disk quotas of contexts.
     pub(crate) fn disk_quotas(&self) -> &DiskQuotas {
         &self.disk_quotas
     }
 
-    /// What stands here, and what does not.
+    /// Returns the layers that this machine supports, and those that it lacks.
     pub(crate) fn isolation_support(&self) -> &IsolationSupport {
         &self.isolation_support
     }
 
-    /// What jobs get, whoever executes them.
+    /// Returns the level that jobs get, whichever runtime executes them.
     pub(crate) fn level(&self) -> Isolation {
         self.isolation_support.level
     }
 
-    /// What that is made of.
+    /// Returns the layers that provide this level.
     pub(crate) fn layers(&self) -> &[String] {
         &self.isolation_support.layers
     }
@@ -201,7 +201,7 @@ impl Isolator {
         Ok(confinement)
     }
 
-    /// What is put around a process that may write in `dir` and runs as `owner`, without bounds that are
+    /// Returns the confinement of a process that may write in `dir` and runs as `owner`, without bounds that are
     /// counted.
     pub(crate) fn base_confinement(
         &self,
@@ -224,8 +224,8 @@ impl Isolator {
         }
     }
 
-    /// What the init of a job does in its place, since nothing else keeps it: connections, changes to what files are outside of
-    /// `dir`, forks.
+    /// Returns the calls that the init makes in a job's place, since no other layer guards them: connections, attribute changes
+    /// to files outside of `dir`, forks.
     pub(crate) fn broker(&self, job: &ScriptJob, dir: &Path) -> BrokerRules {
         let IsolationSupport { network, attributes, processes, .. } = self.isolation_support;
         let has_network = job.execution.network;

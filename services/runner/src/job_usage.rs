@@ -36,24 +36,24 @@ impl ProcessListCache {
 /// Where a job's holdings are.
 #[derive(Debug, Clone)]
 pub(crate) struct JobUsageProbe {
-    /// Its directory, and whose its files are.
+    /// Directory of the job, and the owner of its files.
     pub(crate) scope: FileScope,
     /// The process that is above all of its own.
     pub(crate) init: u32,
-    /// What its processes are in, when there is such a thing.
+    /// Control groups of the job's processes, when there are any.
     pub(crate) cgroups: Vec<PathBuf>,
     /// Lists processes where there is not.
     pub(crate) process_list: ProcessListCache,
 }
 
-/// What a look has found.
+/// Usage that a look has found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct JobUsage {
     /// Bytes on the disk.
     pub(crate) bytes: u64,
     /// Bytes of files that are memory.
     pub(crate) memory_bytes: u64,
-    /// It holds something that cannot be looked into.
+    /// True for a job that holds something that cannot be inspected.
     pub(crate) unseen: bool,
 }
 

@@ -62,13 +62,13 @@ pub const RHAI_COLLECTION_LEN_MAX: usize = 200_000;
 pub const RHAI_VARIABLES_MAX: usize = 1000;
 /// How many functions a rhai script may define.
 pub const RHAI_FUNCTIONS_MAX: usize = 1000;
-/// What a rhai script may hold in memory, unless its grants say less.
+/// Bytes that a rhai script may hold in memory, unless its grants say less.
 pub const RHAI_MEMORY_BYTES_MAX: u64 = 256 * 1024 * 1024;
-/// What the object store of a context may take on the disk.
+/// Bytes that the object store of a context may take on the disk.
 pub const OSIS_STORE_BYTES_MAX: u64 = 1024 * 1024 * 1024;
-/// What the compiled scripts of a context may take on the disk before the longest unused go.
+/// Bytes that the compiled scripts of a context may take on the disk before the least recently used go.
 pub const RUST_CACHE_BYTES_MAX: u64 = 512 * 1024 * 1024;
-/// What scripts find programs by, unless their environment says otherwise.
+/// Search path for programs of scripts, unless their environment says otherwise.
 pub const SCRIPT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// How many files a process of a script may have open.
 pub const OPEN_FILES_MAX: u64 = 4096;

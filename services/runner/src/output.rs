@@ -1,4 +1,4 @@
-//! What a script prints: bounded, gathered, reported.
+//! Output of a script: bounded, gathered, reported.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -52,7 +52,7 @@ impl ScriptOutputSender {
     }
 }
 
-/// What was printed and not reported yet when the script had ended.
+/// Output that was not yet reported when the script ended, and a summary of the whole.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct ScriptOutputSummary {
     /// To be reported together with the end.

@@ -33,11 +33,11 @@ pub(crate) struct ProcessExecutor {
 pub(crate) struct InterpreterCommand {
     /// The real executable.
     pub(crate) program: PathBuf,
-    /// Its arguments before the script.
+    /// Arguments before the script.
     pub(crate) args: Vec<OsString>,
     /// The name under which the script is laid beside its files.
     pub(crate) script_name: &'static str,
-    /// What it has to read beside what every script may.
+    /// Paths that the interpreter has to read, in addition to those that every script may.
     pub(crate) reads: Vec<PathBuf>,
 }
 
@@ -46,9 +46,9 @@ pub(crate) struct InterpreterCommand {
 pub(crate) struct ProgramCommand<'a> {
     /// The executable.
     pub(crate) path: &'a Path,
-    /// Its arguments.
+    /// Arguments of the program.
     pub(crate) args: Vec<OsString>,
-    /// What it has to read beside what every script may.
+    /// Paths that the program has to read, in addition to those that every script may.
     pub(crate) reads: &'a [PathBuf],
 }
 
@@ -58,7 +58,7 @@ impl ProcessExecutor {
         Self { running: tools.running.to_owned(), isolator: Arc::clone(tools.isolator) }
     }
 
-    /// What jobs are confined by.
+    /// Returns the isolator that confines jobs.
     pub(crate) fn isolator(&self) -> &Arc<Isolator> {
         &self.isolator
     }
@@ -130,7 +130,7 @@ impl ProcessExecutor {
         end
     }
 
-    /// Leaves word of what runs, for whoever has to end it when this runner is gone.
+    /// Records what runs, for the process that has to end it when this runner is gone.
     pub(crate) fn record(
         &self,
         job: &ScriptJob,
@@ -222,7 +222,7 @@ impl Drop for TrialDirectory {
 const TRIAL_TIMEOUT: Duration = Duration::from_secs(20);
 const TRIAL_BYTES_MAX: u64 = 4096;
 
-/// What every process of a job finds in its environment.
+/// Returns the environment that every process of a job gets.
 pub(crate) fn base_environment(job: &ScriptJob) -> BTreeMap<String, String> {
     let text = |path: &Path| path.display().to_string();
     BTreeMap::from([
@@ -232,7 +232,7 @@ pub(crate) fn base_environment(job: &ScriptJob) -> BTreeMap<String, String> {
     ])
 }
 
-/// What a script finds in its environment, and nothing else.
+/// Returns the complete environment of a script.
 pub(crate) fn environment(job: &ScriptJob) -> Result<BTreeMap<String, String>, Reason> {
     let workspace = &job.workspace;
     let inputs = workspace.write_own("inputs.json", &job.inputs)?;

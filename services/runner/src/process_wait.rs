@@ -1,4 +1,4 @@
-//! Seeing a job's processes to their end, whoever started them.
+//! Wait for the end of all of a job's processes, whichever runtime started them.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -36,7 +36,7 @@ enum ScriptExitStatus {
     Signalled(i32),
 }
 
-/// What was seen of a job's processes.
+/// Observed state of a job's processes.
 #[derive(Debug, Default)]
 struct ProcessTreeState {
     refused: Option<Reason>,
@@ -44,7 +44,7 @@ struct ProcessTreeState {
     started: bool,
     cut: Option<ScriptStopReason>,
     status: Option<ScriptExitStatus>,
-    /// Somebody saw to it that nothing is left.
+    /// True once the init has reported that nothing is left.
     over: bool,
 }
 
@@ -91,8 +91,8 @@ pub(crate) async fn wait_for_exit(
 /// The ends of pipes from which what a process prints is read.
 pub(crate) type OutputPipes = Vec<(ScriptStream, OwnedFd)>;
 
-/// Pipes for what a job's process prints: our ends, and its standard output and error. They are one pipe where nobody tells them apart:
-/// whatever is printed to both comes in its order.
+/// Pipes for the output of a job's process: our ends, and its standard output and error. Both are one pipe where they need not
+/// be told apart, which keeps the order of what is printed.
 pub(crate) fn outputs(job: &ScriptJob) -> io::Result<(OutputPipes, [OwnedFd; 2])> {
     let (ours, out) = io::pipe()?;
     let mut outputs = vec![(ScriptStream::Out, ours.into())];
@@ -192,7 +192,7 @@ impl JobTimeLimit {
         Self(job.time_limit.and_then(|limit| Instant::now().checked_add(limit)), job.time_limit)
     }
 
-    /// What one process can use of the processor in that time, on all cores; a bound behind the clock.
+    /// Returns the processor time in seconds that one process can use within the limit, on all cores; a bound behind the clock.
     pub(crate) fn cpu_secs(&self) -> Option<u64> {
         let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u64);
         self.1.map(|limit| (limit + TERMINATE_GRACE).as_secs().saturating_add(1).saturating_mul(cores))
@@ -276,7 +276,7 @@ fn exited(code: i32, job: &ScriptJob) -> ScriptEnd {
     ScriptEnd::Exited { code, result }
 }
 
-/// What had to be killed when a job was over. Clones are the same.
+/// Processes that had to be killed when a job was over. Clones are the same.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct KilledProcesses(std::sync::Arc<std::sync::Mutex<Vec<EndedProcess>>>);
 

@@ -1,4 +1,4 @@
-//! What a script gave: `key=value` lines, or one JSON object.
+//! Result of a script: `key=value` lines, or one JSON object.
 
 use std::collections::BTreeMap;
 
@@ -78,7 +78,7 @@ fn parse_object(text: &str) -> serde_json::Result<ResultMap> {
         .collect()
 }
 
-/// The same value without spaces and in order, its numbers digit for digit: a [`Value`] would round them.
+/// Returns the value without spaces and in order, its numbers digit for digit: a [`Value`] would round them.
 fn compact(raw: &RawValue) -> serde_json::Result<Box<RawValue>> {
     match raw.get().as_bytes().first() {
         Some(b'{') => {

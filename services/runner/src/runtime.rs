@@ -1,4 +1,4 @@
-//! What every language has to do, and the table of them.
+//! Interface that every language's runtime implements, and the table of runtimes.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -26,8 +26,8 @@ pub(crate) trait ScriptRuntime: Send + Sync {
     /// Runs a job to its end, also when it is interrupted or out of time: nothing of it is left then.
     async fn run(&self, job: ScriptJob) -> ScriptEnd;
 
-    /// Whether each job needs its directory. Else it is made for those that have files, or when the script comes
-    /// to it: to make and to remove it costs more than many a script.
+    /// Returns true if each job needs its directory. Otherwise it is made for jobs that have files, or when the script first
+    /// uses it: making and removing it costs more than many a script.
     fn needs_directory(&self) -> bool {
         true
     }
@@ -35,15 +35,15 @@ pub(crate) trait ScriptRuntime: Send + Sync {
 
 /// One attempt, prepared: its files are there.
 pub(crate) struct ScriptJob {
-    /// What it is.
+    /// Attempt to run.
     pub(crate) execution: Arc<Execution>,
-    /// What it says.
+    /// Text of the script.
     pub(crate) script: String,
-    /// Its own variables, rendered.
+    /// Variables of the job, rendered.
     pub(crate) env: BTreeMap<String, String>,
     /// Upstream results as JSON.
     pub(crate) inputs: String,
-    /// Its directory.
+    /// Directory of the job.
     pub(crate) workspace: Arc<Workspace>,
     /// How long it may take.
     pub(crate) time_limit: Option<Duration>,
@@ -51,11 +51,11 @@ pub(crate) struct ScriptJob {
     pub(crate) interrupt: Arc<Interrupt>,
     /// Takes what it prints.
     pub(crate) printer: ScriptOutputSender,
-    /// What the supervisor's policy gives it.
+    /// Grants that the supervisor's policy gives the job.
     pub(crate) grants: Grants,
-    /// What bounds its processes and memory together.
+    /// Cgroup that bounds the job's processes and memory together.
     pub(crate) slot: Option<Arc<CgroupSlot>>,
-    /// What had to be killed when it was over.
+    /// Processes that had to be killed when the job was over.
     pub(crate) killed: KilledProcesses,
 }
 
@@ -66,12 +66,12 @@ pub(crate) enum ScriptEnd {
     Exited {
         /// 0 is success.
         code: i32,
-        /// What it gave, or why that cannot be used.
+        /// Result of the script, or why it cannot be used.
         result: Result<ResultMap, Reason>,
     },
-    /// Its compiler did not take it.
+    /// The compiler rejected the script.
     NotCompiled {
-        /// What the compiler exited with.
+        /// Exit code of the compiler.
         code: i32,
         /// Which one it was, and how it read the script.
         compiler: String,
@@ -82,13 +82,13 @@ pub(crate) enum ScriptEnd {
     TimedOut,
     /// Killed, since it was told to end.
     Interrupted,
-    /// It could not be run, or not to its end.
+    /// The script could not be run, or not to its end.
     Broken(Reason),
     /// Nothing of it ran.
     NotRun(Reason),
 }
 
-/// What runtimes are made with.
+/// Resources that runtimes are made with.
 pub(crate) struct RuntimeResources<'a> {
     /// The work directory, canonical.
     pub(crate) root: &'a Path,
@@ -121,11 +121,11 @@ pub fn available() -> impl Iterator<Item = ScriptType> {
     TABLE.iter().map(|(script_type, _)| *script_type)
 }
 
-/// What was found on this machine.
+/// Runtimes that were found on this machine.
 pub(crate) struct AvailableRuntimes {
-    /// What can be executed.
+    /// Runtimes that can execute scripts, by type.
     pub(crate) runtimes: Vec<(ScriptType, Arc<dyn ScriptRuntime>)>,
-    /// What was wanted in vain.
+    /// Types that were wanted and not found.
     pub(crate) missing: Vec<ScriptType>,
 }
 

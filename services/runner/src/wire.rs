@@ -53,9 +53,9 @@ pub(crate) enum EngineLanguage {
 /// An order to run one script.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ScriptRunRequest {
-    /// What it is written in.
+    /// Language of the script.
     pub(crate) language: EngineLanguage,
-    /// Its text.
+    /// Text of the script.
     pub(crate) script: String,
     /// The job's variables, as the constant `env`.
     pub(crate) env: BTreeMap<String, String>,
@@ -63,7 +63,7 @@ pub(crate) struct ScriptRunRequest {
     pub(crate) own_env: BTreeMap<String, String>,
     /// Results of jobs before it, as JSON.
     pub(crate) inputs: String,
-    /// What the script may hold in memory.
+    /// Bytes that the script may hold in memory.
     pub(crate) memory_bytes: u64,
 }
 
@@ -74,7 +74,7 @@ pub(crate) enum EngineScriptEnd {
     Exited {
         /// 0 is success.
         code: i32,
-        /// What it gave.
+        /// Result of the script.
         result: ResultMap,
     },
     /// By itself, with a result of more bytes than there may be.
@@ -143,12 +143,12 @@ impl ServedFunction {
         (Self::Http, "http", EngineLanguage::Sal),
     ];
 
-    /// What scripts call it.
+    /// Returns the name by which scripts call the function.
     pub(crate) fn name(self) -> &'static str {
         Self::ALL[self as usize].1
     }
 
-    /// Whether scripts of `language` have it.
+    /// Returns true if scripts of `language` have the function.
     pub(crate) fn is_of(self, language: EngineLanguage) -> bool {
         let own = Self::ALL[self as usize].2;
         own == EngineLanguage::Rhai || own == language
@@ -162,7 +162,7 @@ impl ServedFunction {
     }
 }
 
-/// What a call comes to.
+/// Reply to a call.
 #[derive(Debug)]
 pub(crate) enum FunctionReply {
     /// A value.
@@ -340,7 +340,7 @@ impl FromEngineFrame {
     }
 }
 
-/// The same end, its text bounded.
+/// Shortens the text of an end to the limit.
 fn bounded(mut ended: EngineScriptEnd) -> EngineScriptEnd {
     if let EngineScriptEnd::Failed(text) | EngineScriptEnd::Panicked(text) = &mut ended {
         let at = (0..=text.len().min(DETAIL_BYTES_MAX)).rev().find(|at| text.is_char_boundary(*at));

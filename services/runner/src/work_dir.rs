@@ -1,4 +1,4 @@
-//! The part of the work directory that one runner has for itself, and what it finds of others.
+//! Work directory of one runner, and the files of other runners that it reads.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
@@ -25,7 +25,7 @@ pub(crate) struct RunnerWorkDir {
     pub(crate) running: PathBuf,
     /// Where it tells other runners what its jobs hold.
     pub(crate) held: PathBuf,
-    /// What began on this machine lately.
+    /// Log of the attempts that began on this machine lately.
     pub(crate) begun: AttemptStartLog,
     _lock: FileLock,
 }

@@ -46,15 +46,15 @@ pub(crate) enum WorkerError {
 #[derive(Debug, Default)]
 struct RunningJobs {
     running: Mutex<HashMap<JobKey, Arc<Interrupt>>>,
-    /// What all were told, which holds for those that come later too.
+    /// Order to all jobs, which holds for those that come later too.
     order_to_all: Mutex<Option<InterruptRequest>>,
     recent_attempts: Mutex<RecentAttemptKeys>,
-    /// How many, for whoever waits for a free slot.
+    /// Number of running jobs, for those that wait for a free slot.
     count: watch::Sender<usize>,
 }
 
-/// Attempts that began at this instance lately, the oldest first; those of the machine are in [`AttemptStartLog`]. A store that went back gives them to be run once more, which would be
-/// twice under one number.
+/// Attempts that began at this instance lately, the oldest first; those of the machine are in [`AttemptStartLog`]. A store
+/// that went back hands them out once more, and they would run twice under one number.
 #[derive(Debug, Default)]
 struct RecentAttemptKeys {
     keys: HashSet<JobKey>,
@@ -77,13 +77,13 @@ impl RecentAttemptKeys {
     }
 }
 
-/// What becomes of a job that was taken.
+/// Decision on a job that was taken.
 enum JobStartDecision {
-    /// It runs, and can be told to end.
+    /// The job runs, and can be told to end.
     First(Arc<Interrupt>),
-    /// It runs already, and goes on.
+    /// The job runs already, and goes on.
     Runs,
-    /// It ran here before, under the same number.
+    /// The attempt ran here before, under the same number.
     Ran,
 }
 
@@ -207,7 +207,7 @@ impl Worker {
 /// Until when jobs may go on that run when a drain begins.
 struct DrainDeadline {
     usual: Duration,
-    /// What a command has said; the least patient counts.
+    /// Deadline that commands have set; the earliest counts.
     commanded: watch::Sender<Option<Instant>>,
 }
 
@@ -280,7 +280,7 @@ async fn take_jobs(
     attempts
 }
 
-/// What attempts are started with. Cheap to clone.
+/// Spawner of attempts, with all that they need. Cheap to clone.
 #[derive(Clone)]
 struct AttemptSpawner {
     instance: InstanceSession,
@@ -293,7 +293,7 @@ struct AttemptSpawner {
 }
 
 impl AttemptSpawner {
-    /// Whether the disk has no room for anything to start.
+    /// Returns true if the disk has no room for anything to start.
     fn is_short(&self) -> bool {
         self.isolator.disk_quotas().floors().shortage().is_some()
     }
@@ -385,7 +385,7 @@ impl AttemptSpawner {
         Box::pin(attempt::run(context, taken, interrupt)).await
     }
 
-    /// What was given out once more is not run twice.
+    /// Handles a job that was given out a second time: it is not run twice.
     async fn begun_before(&self, beginning: &JobStartDecision, taken: &ClaimedJob) {
         let key = taken.execution.job_key;
         if let JobStartDecision::Runs = beginning {
@@ -412,7 +412,7 @@ impl AttemptSpawner {
     }
 }
 
-/// What bounds the processes of one job at a time, for each slot.
+/// Pool of slots, each with a cgroup that bounds the processes of one job at a time.
 #[derive(Debug, Clone)]
 struct SlotPool(Arc<(Mutex<Vec<PoolSlot>>, Notify)>);
 

@@ -32,7 +32,7 @@ pub(crate) struct Workspace {
     context: ContextUid,
     dir: PathBuf,
     owner: Option<u32>,
-    /// Whether it was made, and what hindered that.
+    /// Result of making the directory; empty as long as nothing has tried.
     made: OnceLock<Result<(), Reason>>,
     /// Given back when the directory is gone.
     share: JobDiskQuota,
@@ -58,12 +58,12 @@ impl Workspace {
         self.made.get_or_init(make).clone()
     }
 
-    /// Its part of what its context holds.
+    /// Returns the job's part of the context's disk quota.
     pub(crate) fn share(&self) -> &JobDiskQuota {
         &self.share
     }
 
-    /// Whether it was made, in part at least.
+    /// Returns true once the directory was made, at least in part.
     pub(crate) fn is_made(&self) -> bool {
         self.made.get().is_some()
     }
@@ -93,7 +93,7 @@ impl Workspace {
         Ok(())
     }
 
-    /// Whose it is, when that is not the runner.
+    /// Returns the owner of the directory, when that is not the runner.
     pub(crate) fn owner(&self) -> Option<u32> {
         self.owner
     }
@@ -203,7 +203,7 @@ impl Workspace {
         Ok(self.dir.join(OWN).join(name))
     }
 
-    /// What the script left in one of our own files, at most `bytes_max` of it; nothing when it removed it.
+    /// Reads one of our own files as the script left it, at most `bytes_max` of it; nothing when the script removed it.
     pub(crate) fn read_own(&self, name: &str, bytes_max: usize) -> io::Result<Option<String>> {
         match self.read_inside(&format!("{OWN}/{name}"), bytes_max) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -355,7 +355,7 @@ fn check_blob(bytes: &[u8], blob: &BlobRef, what: &str) -> Result<(), Reason> {
     Ok(())
 }
 
-/// What is said of something that could not be written.
+/// Returns the reason for something that could not be written.
 pub(crate) fn broken(what: &str, error: &io::Error) -> Reason {
     let is_full = matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
     let code = if is_full { ReasonCode::DiskFull } else { ReasonCode::RuntimeError };

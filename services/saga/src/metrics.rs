@@ -247,7 +247,7 @@ impl Metrics {
         self.inputs_under_way.get()
     }
 
-    /// Counts an input, by what became of it. `saga` is what [`label`](crate::definitions::InForce::label) calls it.
+    /// Counts an input, by what became of it. `saga` is what [`label`](crate::definitions::ActiveDefinitions::label) calls it.
     pub fn transition(&self, saga: &str, tenant: &TenantId, outcome: &str) {
         if outcome == "repeat" {
             self.dedupe_hit("store");

@@ -9,11 +9,13 @@ mod blocked;
 pub(crate) mod census;
 mod dead_letter_limit;
 mod dead_letters;
+mod input_decision;
 mod input_task;
 mod intake;
 mod queued_input;
 mod rewind;
 mod schedule;
+mod source_inputs;
 mod starved;
 mod summary;
 mod timers;
@@ -25,17 +27,15 @@ use std::time::{Duration, Instant};
 
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
-use model::{CorrelationId, SagaName, TenantId, Timestamp};
+use model::{CorrelationId, SagaName, TenantId};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use workflow::WorkflowLane;
 use workflow::correlation_queues::{CorrelationQueues, LaneQueueCapacity};
-use workflow::cursor::DeliveryClass;
 use workflow::definition::Saga;
 use workflow::input::{InstanceInput, InstanceInputKind};
 use workflow::instance::CorrelationRecord;
-use workflow::message::MessagePosition;
 use workflow::subject::ConsumerSource;
 
 pub use self::answer::{OrderedWork, VerbAnswerRow, VerbOutcome};
@@ -46,8 +46,8 @@ use self::dead_letter_limit::DeadLetterLimit;
 pub use self::dead_letter_limit::SAGA_LETTERS_MAX;
 pub(crate) use self::dead_letters::passed_on;
 use self::input_task::{InputOutcome, InputTask};
+use self::intake::InstanceAction;
 pub use self::intake::{DeadMessage, RawMessage};
-use self::intake::{InstanceAction, SagaRoutedMessage};
 pub(crate) use self::intake::{NOBODY, SagaIncomingMessage};
 pub(crate) use self::queued_input::QueuedInput;
 use self::rewind::PendingRewind;
@@ -58,14 +58,13 @@ use self::timers::LaneTimers;
 pub use self::timers::TimerRow;
 use crate::definitions::Definitions;
 use crate::lane::gateway::{AnsweredCommand, CommandSubmitter, Gateway};
-use crate::lane::in_flight::{InFlightBudget, InFlightGuard, OpenReceipt};
+use crate::lane::in_flight::InFlightBudget;
 use crate::lane::relay::{Relay, RelayMessage};
 use crate::lane::rows::LaneStore;
 use crate::lane::source::{SourceEvent, SourceReader, SourceReaderCommand, SourceState};
 use crate::lane::{AGGREGATE_EVENTS, LaneEnvironment, LaneExit, WORKFLOW_COMMANDS, WORKFLOW_EVENTS, drain};
 use crate::metrics::LaneCensus;
 use crate::quotas::LaneUsage;
-use crate::spans;
 
 /// Capacity of a lane's queues.
 pub const ROOM: LaneQueueCapacity =
@@ -389,136 +388,6 @@ impl SagaLaneOwner {
         let input = Box::new(InstanceInput { time, what: InstanceInputKind::Result(result) });
         let item = QueuedInput { cause, ..QueuedInput::of(InstanceAction::Answered { number, input }) };
         self.push(correlation, item, 0);
-    }
-
-    /// Takes in what a source brought.
-    fn take_in(&mut self, number: usize, brought: SourceEvent) -> Result<(), LaneExit> {
-        let Some(state) = self.sources.get_mut(number) else { return Ok(()) };
-        match brought {
-            SourceEvent::Opened(checkpoint) => state.opened(checkpoint),
-            SourceEvent::Passed(passed) => state.pass(passed),
-            SourceEvent::Lost => {
-                state.lost();
-                self.forget(number);
-                self.is_lost[number] = true;
-                self.open_again(number);
-            }
-            SourceEvent::Message(message, in_flight) => match state.deliver(&message) {
-                // What is under way of a cursor that was given up.
-                None => {}
-                Some(DeliveryClass::InFlight) => message.receipt.progress(),
-                Some(DeliveryClass::Anew(disorder)) => {
-                    tracing::info!(lane = %self.shared.rows.lane, source = %state.source, why = disorder.as_str(), "deliveries are out of order");
-                    state.lost();
-                    self.forget(number);
-                    self.tell_reader(number, SourceReaderCommand::Drop);
-                }
-                Some(DeliveryClass::Next) => {
-                    self.sort(number, &message, in_flight)?;
-                    self.look_behind_sources();
-                }
-            },
-        }
-        Ok(())
-    }
-
-    /// Has another cursor made for a source that lost its own, once nothing of that is worked on.
-    fn open_again(&mut self, number: usize) {
-        if self.is_lost[number] && self.working_of[number] == 0 && !self.is_target(number) {
-            self.is_lost[number] = false;
-            self.tell_reader(number, SourceReaderCommand::Open);
-        }
-    }
-
-    fn tell_reader(&self, number: usize, word: SourceReaderCommand) {
-        if self.readers[number].try_send(word).is_err() {
-            // It has ended, and the lane with it; or it has not read the words before, which say the same.
-            tracing::debug!(lane = %self.shared.rows.lane, number, ?word, "the reader of a source does not hear");
-        }
-    }
-
-    /// Forgets where waiting messages of a source came from: their position is that of another cursor. They are delivered again,
-    /// and then known.
-    fn forget(&mut self, number: usize) {
-        self.queues.each_waiting(|item| {
-            if item.from.is_some_and(|(source, _)| source == number) {
-                item.from = None;
-                item.receipt = None;
-            }
-        });
-        let stalled = self.stalled.iter_mut().map(|(_, item, _)| item);
-        let blocked = self.blocked.items().chain(self.starved.items());
-        for item in
-            stalled.chain(blocked).filter(|item| item.from.is_some_and(|(source, _)| source == number))
-        {
-            item.from = None;
-            item.receipt = None;
-        }
-    }
-
-    /// Puts a message into the line of its correlation, or settles it.
-    fn sort(
-        &mut self,
-        number: usize,
-        message: &broker::StreamDelivery,
-        in_flight: InFlightGuard,
-    ) -> Result<(), LaneExit> {
-        let Some(state) = self.sources.get(number) else { return Ok(()) };
-        let came = SagaIncomingMessage {
-            subject: &message.subject,
-            payload: &message.payload,
-            time: Timestamp::from_millis(message.stored_millis),
-            at: MessagePosition { incarnation: state.incarnation(), sequence: message.sequence },
-        };
-        match self.shared.intake(&state.source, came) {
-            Err(ended) => {
-                self.shared.rows.around().metrics.foreign_messages.inc();
-                Err(ended)
-            }
-            Ok(SagaRoutedMessage::Nothing) => {
-                self.settle(number, message.sequence, false);
-                message.receipt.ack();
-                Ok(())
-            }
-            Ok(SagaRoutedMessage::SetBack(setting)) => {
-                self.begin_set_back(setting, number, message);
-                Ok(())
-            }
-            Ok(SagaRoutedMessage::Of(correlation, what)) => {
-                let from = Some((number, message.sequence));
-                let is_result = matches!(state.source, ConsumerSource::Results(_));
-                let cause = if is_result { spans::cause_of(&message.payload) } else { None };
-                let receipt = Some(OpenReceipt::new(message.receipt.clone(), in_flight));
-                let item = QueuedInput { what, from, receipt, cause };
-                self.push(correlation, item, message.payload.len());
-                Ok(())
-            }
-        }
-    }
-
-    fn push(&mut self, correlation: CorrelationId, item: QueuedInput, bytes: usize) {
-        // Nothing overtakes what waits for room.
-        if self.stalled.iter().any(|(stalled, ..)| *stalled == correlation) {
-            self.stalled.push_back((correlation, item, bytes));
-            return;
-        }
-        if let Err(item) = self.queues.push(&correlation, item, bytes) {
-            self.stalled.push_back((correlation, item, bytes));
-        }
-    }
-
-    /// Puts inputs that found no room into their lines, once there is some.
-    fn unstall(&mut self) {
-        for (correlation, item, bytes) in std::mem::take(&mut self.stalled) {
-            self.push(correlation, item, bytes);
-        }
-    }
-
-    fn settle(&mut self, number: usize, sequence: u64, is_noted: bool) {
-        if let Some(state) = self.sources.get_mut(number) {
-            state.settle(sequence, is_noted);
-            state.tidy();
-        }
     }
 
     /// Begins to work on an input.

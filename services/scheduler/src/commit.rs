@@ -66,7 +66,7 @@ pub fn build(
     }
 }
 
-/// Builds the first step of a flow that nobody has stored yet, from the step and its messages.
+/// Builds the first step of a flow that is not stored yet, from the step and its messages.
 #[must_use]
 pub fn first_step(
     engine: &Engine,

@@ -35,9 +35,9 @@ impl CommitSender {
     }
 }
 
-/// Starts the link; answers go to `answers`, one for each commit, in any order. `back` is told whenever
-/// the stream stands again after it was lost: what was asked of storage meanwhile may have been done
-/// although nobody was told.
+/// Starts the link; answers go to `answers`, one for each commit, in any order. `back` is notified whenever
+/// the stream is open again after it was lost: requests to storage meanwhile may have been carried out
+/// unanswered.
 pub fn start(
     client: FlowStoreClient,
     answers: mpsc::Sender<CommitResponse>,
@@ -100,7 +100,7 @@ impl CommitLink {
         }
     }
 
-    /// Runs one stream until it breaks; `Ok` when there is nobody left to commit.
+    /// Runs one stream until it breaks; `Ok` when no sender of commits is left.
     async fn stream(&mut self) -> Result<(), tonic::Status> {
         let mut again: Vec<_> = self.unanswered.values().cloned().collect();
         // Nobody reads it before the call stands. What was sent before the driver's memory was void is

@@ -5,9 +5,9 @@
 //! awaited while state changes: storage is spoken to by the commit link and by
 //! short tasks, whose answers come back as events.
 //!
-//! - [`first`]: first steps of flows that nobody has stored yet;
+//! - [`first_step`]: first steps of flows that are not stored yet;
 //! - [`flows`]: flows come into memory and leave it;
-//! - [`runners`]: runners, those that are lost, and asking what became of attempts;
+//! - [`runners`]: runners, those that are lost, and reconciling attempts;
 //! - [`step`]: one step of one flow, and the answer to its commit.
 
 mod first_step;
@@ -46,7 +46,7 @@ use crate::metrics::Metrics;
 use crate::replica::{self, DueFlow, SchedulerIdentity};
 use crate::report_streams::{ReportStreamId, ReportStreams};
 
-/// Events that may wait for the driver; whoever has more to say waits as well.
+/// Events that may wait for the driver; beyond it senders wait as well.
 const EVENTS_MAX: usize = 4096;
 /// Events taken up before the flows they touched are stepped.
 const BATCH_MAX: usize = 512;
@@ -305,7 +305,7 @@ impl Driver {
         }
     }
 
-    /// Word of an attempt. The router that brings it takes this replica for the flow's owner; that
+    /// Handles an attempt report. The router that brings it takes this replica for the flow's owner; that
     /// counts, even before the news of a change among the replicas has come here.
     fn report(&mut self, ack: ReportAck, report: NodeReport) {
         if self.replicas.is_empty() {
@@ -411,8 +411,8 @@ const fn patience_of(report: &ReportKind) -> Option<Duration> {
     }
 }
 
-/// After storage was away: something may have been stored although whoever asked was not told, so that
-/// nobody drives the flow.
+/// Resyncs after storage was away: something may have been stored without the requester learning it, so that
+/// no one drives the flow.
 async fn resync_whenever(back: &Notify, driver: &Handle) {
     loop {
         back.notified().await;

@@ -2,10 +2,10 @@
 //!
 //! - [`driver`]: the loop, inputs → engine → commits; [`loaded_flow`]: one flow in memory.
 //! - [`commit`], [`commit_link`]: from a step to its commit, and the stream that carries it.
-//! - [`loader`]: flows as storage has them; [`replica`]: the lease, and what others touch.
+//! - [`loader`]: flows as storage has them; [`replica`]: the lease, and the flows that others touch.
 //! - [`destinations`], [`liveness`], [`runners`]: where jobs can run, and whose attempts are lost.
-//! - [`report_streams`], [`log_reads`]: what routers are told and asked.
-//! - [`changes`]: what clients do to flows; [`views`]: what they see of them.
+//! - [`report_streams`], [`log_reads`]: acknowledgements, stops and questions to routers.
+//! - [`changes`]: changes that clients make to flows; [`views`]: their views of flows.
 //! - [`rpc`]: the gRPC services.
 
 mod app;

@@ -1,4 +1,4 @@
-//! Pieces of output that are read at supervisors. Whoever asks waits here for the answer that a router brings.
+//! Pieces of output that are read at supervisors. A caller waits here for the answer that a router brings.
 //!
 //! A piece is asked for over one router's stream, and over another one when that ends. Few are asked for at once:
 //! they travel with the reports, which must not wait behind them.
@@ -106,7 +106,7 @@ impl LogReadClient {
         }
     }
 
-    /// A router brings an answer. One that nobody waits for is dropped.
+    /// Hands an answer of a router to its caller; drops one without a caller.
     pub fn answered(&self, answer: LogAnswer) {
         let LogAnswer { query_id, reading } = answer;
         if let Some(open) = self.table().close(query_id) {

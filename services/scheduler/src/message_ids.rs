@@ -12,7 +12,7 @@ pub const BLOCK: u32 = 4096;
 /// A step needs at most this many: one message for each node it changes.
 pub const STEP_MAX: u32 = 1024;
 
-/// Callers whose blocks are kept. Beyond that those go that nobody waits for; ids are not used up so soon.
+/// Callers whose blocks are kept. Beyond it, blocks without waiting callers are dropped; ids are not used up so soon.
 pub const BLOCKS_MAX: usize = 4096;
 
 /// The blocks at hand.

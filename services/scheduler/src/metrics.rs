@@ -25,7 +25,7 @@ pub struct Metrics {
     pub fenced_commits: IntCounter,
     /// Reports that changed nothing.
     pub stale_reports: IntCounter,
-    /// Watches that were ended since nobody read them.
+    /// Watches that were ended since their clients did not read.
     pub slow_watchers: IntCounter,
     nodes: IntCounterVec,
     lost: IntCounterVec,

@@ -1,4 +1,4 @@
-//! Whether a job is taken, and what it is given.
+//! Admission of jobs: checks a job, and determines its grants.
 
 use envelope::actor::{SignedJob, check_job};
 use keys::supervisor::DEFAULT_GROUP;
@@ -9,11 +9,11 @@ use queue::{AcceptCondition, ActorNonce, OPERATOR};
 use crate::coordinator_requests::{SupervisorState, unavailable};
 use crate::policy::JobSender;
 
-/// What the policy gives a job, and on what condition; a refusal when it is not taken. Of a job that is known already it
-/// is not asked: what was accepted stays accepted.
+/// Returns the grants that the policy gives a job and the condition for accepting it, or a refusal. A job that is
+/// known already is not judged again: once accepted, it stays accepted.
 ///
 /// # Errors
-/// What its coordinator is told.
+/// The refusal to send to the job's coordinator.
 pub(crate) async fn admit(
     supervisor: &SupervisorState,
     job: &Execution,
@@ -44,8 +44,8 @@ pub(crate) async fn known_or(
     }
 }
 
-/// What is told of a job that a store without room did not take: it is refused for that only when it is not known. What is known
-/// cannot be told again now.
+/// Returns the error for a job that a full store could not take: `refusal` for an unknown job, else `UNAVAILABLE`,
+/// since a known job cannot be reported again now.
 pub(crate) async fn without_room(
     supervisor: &SupervisorState,
     job: JobKey,
@@ -86,14 +86,14 @@ async fn judge(
     Ok((grants, signed.map_or(AcceptCondition::None, only_once)))
 }
 
-/// What is known of the coordinator. Operators are admitted: they have shown the certificate of this machine's admin.
+/// Describes the coordinator to the policy. Operators are admitted: they presented this machine's admin certificate.
 fn sender<'a>(supervisor: &SupervisorState, coordinator: &'a str) -> JobSender<'a> {
     let is_admitted = coordinator == OPERATOR
         || supervisor.policy.admits(coordinator, |named| supervisor.coordinators.current_root(named));
     JobSender { root: coordinator, is_admitted }
 }
 
-/// What is not taken for want of room may be sent again, here or elsewhere.
+/// Refuses a job for lack of disk space; the coordinator may send it again, here or elsewhere.
 pub(crate) fn disk_full(message: String) -> JsonRpcError {
     JsonRpcError::refused("DISK_FULL", false, message)
 }
@@ -103,7 +103,7 @@ fn only_once(SignedJob { signer, nonce, expires }: SignedJob) -> AcceptCondition
     AcceptCondition::Signed { nonce: ActorNonce { signer: signer.to_string(), nonce }, expires }
 }
 
-/// Refuses a job that nobody who is here could take for want of isolation. Without anybody it may wait.
+/// Refuses a job that no instance here could take, for want of isolation. Where there is no instance, it may wait.
 async fn demand(
     supervisor: &SupervisorState,
     job: &Execution,
@@ -112,7 +112,7 @@ async fn demand(
     if best(job, &supervisor.presence.now().instances).is_none_or(|best| best >= wanted) {
         return Ok(());
     }
-    // What was seen last may be a second old, and the refusal is for good.
+    // The last presence may be a second old, and the refusal is permanent.
     let present = supervisor.queue.instances().await.map_err(unavailable)?;
     let present: Vec<_> = present.iter().map(|(instance, record)| record.info(instance)).collect();
     match best(job, &present) {

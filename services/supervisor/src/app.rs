@@ -40,16 +40,16 @@ use crate::{maintenance, outbox, presence, root_rotation};
 
 /// The file in the work directory with the key that it signs with, unless another is named.
 const SIGNING_KEY: &str = "signing.key";
-/// What is remembered of what coordinators say. Where anybody may speak, those that are heard most rarely are forgotten, so that strangers
-/// keep nobody out; what is said knows by itself that it was heard before.
+/// Limits of the replay window for coordinators' messages. Where anybody may speak, the roots heard least often are
+/// evicted, so that strangers keep nobody out; repeated messages are recognized without this memory.
 const MEMORY: ReplayWindowLimits =
     ReplayWindowLimits { messages_per_root: 500_000, roots_max: 1024, overflow: OverflowPolicy::EvictOldest };
 /// The pause after the store did not answer at the start.
 const STORE_RETRY: Duration = Duration::from_millis(500);
 
-/// What the supervisor needs of others.
+/// Dependencies of the supervisor.
 pub struct Deps<'a> {
-    /// Its own Redis; the database is the endpoint's.
+    /// Client of the supervisor's own Redis; the database is the endpoint's.
     pub kv: Kv,
     /// The bus that coordinators may reach it through.
     pub bus: Option<Arc<dyn Bus>>,
@@ -70,11 +70,11 @@ pub struct App {
     stop: CancellationToken,
 }
 
-/// What the supervisor cannot do without.
+/// Readiness conditions of the supervisor.
 struct SupervisorConditions {
-    /// Its store answers.
+    /// Met while the store answers.
     store: ReadinessCondition,
-    /// What it has to know before it listens to anybody was read.
+    /// Met once the state that must be known before the supervisor listens has been read.
     known: ReadinessCondition,
 }
 
@@ -142,7 +142,7 @@ impl App {
         self.readiness.clone()
     }
 
-    /// What its operators should know.
+    /// Returns the notices for this supervisor's operators.
     #[must_use]
     pub fn notices(&self) -> OperatorNotices {
         self.notices.clone()
@@ -226,7 +226,7 @@ fn voice(config: &Config) -> Result<Arc<EnvelopeSigner>, Error> {
     Ok(EnvelopeSigner::with_replay_limits(sealer, names, MEMORY))
 }
 
-/// Answers whoever speaks through the bus, once the supervisor knows its name and who has which root.
+/// Serves peers on the bus, once the supervisor knows its name and the coordinators' roots.
 async fn serve_bus(
     supervisor: SupervisorState,
     bus: Option<(Arc<dyn Bus>, mycelium::BusInbox)>,
@@ -266,7 +266,7 @@ async fn serve_bus(
     tokio::join!(naming, peers.run(inbox, COORDINATOR_TOPIC));
 }
 
-/// The conversation with whoever speaks through a node of the bus.
+/// Guard of the conversation with the coordinator behind a node of the bus.
 struct CoordinatorNodeGuard {
     conversation: Arc<Conversation>,
     coordinators: Coordinators,

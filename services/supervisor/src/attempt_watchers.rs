@@ -1,4 +1,4 @@
-//! Who waits for word of an attempt: the events that its coordinator is told wake them.
+//! Watchers of attempts, woken by the events that coordinators are told.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -6,11 +6,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use model::JobKey;
 use tokio::sync::watch;
 
-/// Those who wait. Clones are the same.
+/// Registry of attempts that are watched. Clones share it.
 #[derive(Debug, Clone, Default)]
 pub struct AttemptWatchers(Arc<Mutex<HashMap<JobKey, watch::Sender<u64>>>>);
 
-/// Hears of one attempt while it is kept.
+/// Subscription to one attempt's events; unsubscribes on drop.
 #[derive(Debug)]
 pub struct AttemptSubscription {
     word: AttemptWatchers,
@@ -19,14 +19,14 @@ pub struct AttemptSubscription {
 }
 
 impl AttemptWatchers {
-    /// Listens from now on: what is looked at afterwards cannot be out of date unheard.
+    /// Subscribes to an attempt. State that is read afterwards cannot change without a notification.
     #[must_use]
     pub fn subscribe(&self, key: JobKey) -> AttemptSubscription {
         let heard = self.lock().entry(key).or_insert_with(|| watch::Sender::new(0)).subscribe();
         AttemptSubscription { word: self.clone(), key, heard }
     }
 
-    /// Something happened to an attempt.
+    /// Notifies the watchers of an attempt.
     pub(crate) fn notify(&self, key: JobKey) {
         if let Some(listeners) = self.lock().get(&key) {
             listeners.send_modify(|times| *times += 1);
@@ -40,7 +40,7 @@ impl AttemptWatchers {
 }
 
 impl AttemptSubscription {
-    /// Waits for the next word; one that came since the last is enough. Nothing is lost when this is dropped.
+    /// Waits for the next notification, or returns at once if one came since the last call. Cancel safe.
     pub async fn next(&mut self) {
         if self.heard.changed().await.is_err() {
             // The sender stays as long as anybody listens.

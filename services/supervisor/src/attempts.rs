@@ -1,5 +1,5 @@
-//! What operators ask of attempts: to run one here without a coordinator, to wait for one, to stop one. And requests that
-//! they repeat.
+//! Attempts as operators handle them: running one here without a coordinator, waiting for one, stopping one.
+//! Also the requests that operators repeat.
 
 use std::sync::Arc;
 
@@ -17,14 +17,14 @@ use tokio::time::Instant;
 use crate::admission::admit;
 use crate::coordinator_requests::SupervisorState;
 
-/// What an operator wants run.
+/// Attempt that an operator asks to run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct OperatorAttemptSpec {
-    /// Who executes it.
+    /// Type of the script, which selects its executor.
     pub script_type: ScriptType,
-    /// What it says.
+    /// Text of the script.
     pub script: String,
-    /// Its variables.
+    /// Environment variables of the script.
     pub env_vars: EnvVars,
     /// Run time in seconds.
     pub timeout_secs: u32,
@@ -34,14 +34,14 @@ pub struct OperatorAttemptSpec {
     pub instance: Option<u32>,
     /// The isolation that it needs at least.
     pub isolation: Isolation,
-    /// It may use the network.
+    /// Allows the script to use the network.
     pub network: bool,
 }
 
 /// Why it is not run.
 #[derive(Debug, thiserror::Error)]
 pub enum RunAttemptError {
-    /// As a coordinator would be told.
+    /// Refused as a coordinator's job would be.
     #[error("{0}")]
     Refused(JsonRpcError),
     /// The queue does not take it.
@@ -64,7 +64,7 @@ pub struct AttemptSnapshot {
 }
 
 impl AttemptSnapshot {
-    /// Whether it may still run.
+    /// Returns true for an attempt that may still run.
     const fn is_open(&self) -> bool {
         matches!(self.state.status, QueueJobStatus::Queued | QueueJobStatus::Started)
     }
@@ -181,13 +181,13 @@ pub(crate) struct OperatorRequestGuard<'a> {
     hash: String,
 }
 
-/// What became of a request under the same id.
+/// Outcome of looking up an operator request by its id.
 pub(crate) enum OperatorRequestCheck<'a> {
     /// Nothing: it is to be done, and noted then.
     New(OperatorRequestGuard<'a>),
-    /// It was done.
+    /// Carried out before, as the same request.
     Repeated,
-    /// Something else was done.
+    /// Another request was carried out under this id.
     Conflict,
 }
 
@@ -215,7 +215,7 @@ impl SupervisorState {
 }
 
 impl OperatorRequestGuard<'_> {
-    /// It was done. A repetition after a crash before this does it again, which all that is asked for here allows.
+    /// Records that the request was carried out. If a crash prevents this, a repetition carries it out again: safe for all.
     ///
     /// # Errors
     /// Any [`kv::Error`].

@@ -68,7 +68,7 @@ impl Drop for BlobUseGuard {
 pub struct BlobPurpose {
     /// The attempt.
     pub job_key: JobKey,
-    /// Its context, as the coordinator numbered it.
+    /// Context of the attempt, as the coordinator numbered it.
     pub context_id: ContextId,
 }
 
@@ -194,7 +194,7 @@ impl BlobCache {
         }
     }
 
-    /// Whether a blob is here; one that is has been used now.
+    /// Returns true if a blob is here, and marks it as just used.
     async fn touch(&self, context: ContextUid, hash: BlobHash) -> bool {
         let path = self.path(context, hash);
         blocking(move || {

@@ -1,4 +1,4 @@
-//! What can be configured.
+//! Configuration of the supervisor.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -23,15 +23,15 @@ pub struct Config {
     pub signing_key: Option<PathBuf>,
     /// Queues that it shares with old workers and old dispatchers.
     pub legacy: LegacyBindings,
-    /// Whether others may push jobs into work queues and take from them; else what they push is refused.
+    /// Allows others to push jobs into work queues and take from them; otherwise their jobs are refused.
     pub open_queues: bool,
     /// Script types that workers of others run from the work queues, which are open then.
     pub served_by_others: Vec<ScriptType>,
-    /// What the operator lets jobs do; absent: everything.
+    /// Policy file of the operator: what jobs may do; absent: everything.
     pub policy: Option<PathBuf>,
     /// Coordinators whose jobs are taken where the policy names none.
     pub admitted: DefaultCoordinators,
-    /// What has to stay free on the file system of the work directory, as its instances are told; absent: the usual.
+    /// Bytes that must stay free on the work directory's file system, as instances are told; absent: the default.
     pub disk_floor: Option<u64>,
     /// Bytes of scripts, files and outputs that are kept, beside those that are needed.
     pub blob_bytes_max: u64,

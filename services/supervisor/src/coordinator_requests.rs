@@ -1,4 +1,4 @@
-//! What coordinators ask. One implementation for the bus and for gRPC.
+//! Handler of coordinators' requests. One implementation for the bus and for gRPC.
 
 use std::sync::Arc;
 
@@ -35,42 +35,42 @@ use crate::results::{self, JobReadError};
 use crate::root_rotation;
 use crate::work_dir::WorkDir;
 
-/// What the supervisor works with. Cheap to clone.
+/// State that the supervisor's handlers and tasks share. Cheap to clone.
 #[derive(Clone)]
 pub struct SupervisorState {
-    /// Its queues.
+    /// Queues of the supervisor.
     pub queue: Queue,
-    /// What it shares with the instances of this machine.
+    /// Work directory that the instances of this machine share.
     pub work_dir: WorkDir,
     /// The bytes of its jobs.
     pub blobs: BlobCache,
-    /// What its jobs printed.
+    /// Logs of the attempts.
     pub logs: AttemptLogStore,
-    /// What its jobs may do.
+    /// Policy for what jobs may do.
     pub policy: Policy,
-    /// Whether it takes new jobs.
+    /// Drain state: whether new jobs are taken.
     pub draining: DrainState,
-    /// What has to stay free on the disk of its jobs.
+    /// Free space that must remain on the disk of the jobs.
     pub floors: DiskFloors,
-    /// Who can be spoken to.
+    /// Coordinators that can be reached.
     pub coordinators: Coordinators,
-    /// Who works here.
+    /// Instances that work here.
     pub presence: PresenceView,
-    /// What workers of others run.
+    /// Script types that external workers run.
     pub external_workers: ExternalWorkers,
     /// Contexts that were dropped lately.
     pub dropped_contexts: DroppedContexts,
     /// Attempts that were refused lately.
     pub refused_attempts: RefusedAttempts,
-    /// What it says, it says signed.
+    /// Signer of the supervisor's messages.
     pub signer: Arc<EnvelopeSigner>,
-    /// Who waits for word of an attempt.
+    /// Watchers of attempts.
     pub attempt_watchers: AttemptWatchers,
     /// In which order attempts of a flow are taken in.
     pub accepting: Sequencer<FlowUid>,
-    /// What operators ask for, each once.
+    /// Lock under which operators' requests are carried out, each once.
     pub requests: OperatorRequestLock,
-    /// What is counted.
+    /// Counters of the supervisor.
     pub metrics: Metrics,
 }
 
@@ -96,9 +96,9 @@ impl SupervisorState {
 /// Answers one coordinator.
 pub struct CoordinatorRequestHandler {
     supervisor: SupervisorState,
-    /// What comes in was heard in it, so that it knows whose it is.
+    /// Conversation in which requests arrive; it knows whose they are.
     conversation: Arc<Conversation>,
-    /// The node that it comes from. Nobody attaches on a bus: a coordinator has arrived when it says something.
+    /// The bus node that requests come from. A bus has no attach call: a coordinator arrives with its first message.
     node: Option<PublicKey>,
 }
 
@@ -417,8 +417,8 @@ impl CoordinatorRequestBatch {
         answer(&JobStopped { stopped, state: state.to_owned(), ended })
     }
 
-    /// What belongs to another coordinator is nobody else's concern. Says whether the context is this one's, or
-    /// nobody's.
+    /// Refuses a context that is bound to another coordinator. Returns true if this coordinator owns the
+    /// context, false if it has no owner.
     async fn check(&self, context: ContextUid) -> Result<bool, JsonRpcError> {
         match self.supervisor.queue.coordinator_of(context).await.map_err(unavailable)? {
             Some(bound) if self.supervisor.coordinators.current_root(&bound) != self.coordinator => {
@@ -434,8 +434,8 @@ impl CoordinatorRequestBatch {
         answer(&results::result(&self.supervisor, query.job_key).await.map_err(not_read)?)
     }
 
-    /// A log is a file, which may outlive what is known of its context: of one that belongs to nobody, nobody
-    /// is told.
+    /// Reads a piece of a log. A log is a file, which may outlive the record of its context: the log of a
+    /// context without an owner is refused as unknown.
     async fn logs(&self, ask: &JobLogs) -> JsonRpcResult {
         let is_bound = self.check(ask.job_key.context).await?;
         if !is_bound {

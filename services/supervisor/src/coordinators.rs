@@ -14,7 +14,7 @@ pub struct Coordinators(Arc<CoordinatorsInner>);
 
 #[derive(Debug)]
 struct CoordinatorsInner {
-    /// By coordinator, the newest last: one may come over several addresses, or start anew
+    /// Connections by coordinator, the newest last: one may come over several addresses, or restart
     /// before its former process is gone.
     open: Mutex<HashMap<String, Vec<JsonRpcPeer>>>,
     bus: Mutex<Option<BusPeers>>,
@@ -39,25 +39,25 @@ impl Default for Coordinators {
 }
 
 impl Coordinators {
-    /// From now on coordinators can be spoken to through this bus as well.
+    /// Sets the bus through which coordinators can be reached as well.
     pub fn set_bus(&self, peers: BusPeers) {
         *self.0.bus.lock().unwrap_or_else(PoisonError::into_inner) = Some(peers);
     }
 
-    /// How the bus fares through which some are spoken to; as if it were not there before it was up once.
+    /// Returns the status of the bus; the default before the bus was set.
     #[must_use]
     pub fn bus_standing(&self) -> BusStatus {
         let bus = self.0.bus.lock().unwrap_or_else(PoisonError::into_inner);
         bus.as_ref().map(|peers| peers.bus().status().borrow().clone()).unwrap_or_default()
     }
 
-    /// The root that a coordinator has now whose root was this once.
+    /// Returns the current root of the coordinator that had this root once.
     #[must_use]
     pub fn current_root(&self, name: &str) -> String {
         self.successors().get(name).cloned().unwrap_or_else(|| name.to_owned())
     }
 
-    /// Whether a coordinator has another root by now.
+    /// Returns true for a root that has been succeeded by another.
     #[must_use]
     pub fn is_retired(&self, name: &str) -> bool {
         self.successors().contains_key(name)
@@ -86,13 +86,13 @@ impl Coordinators {
         self.nodes().insert(name.to_owned(), node);
     }
 
-    /// Whether that is noted.
+    /// Returns true if the coordinator is noted at this node.
     #[must_use]
     pub fn is_at(&self, name: &str, node: PublicKey) -> bool {
         self.nodes().get(name) == Some(&node)
     }
 
-    /// A coordinator was heard through a node: whoever was heard through it before is there no more.
+    /// Claims a node for a coordinator that was heard through it: any other that was noted there is removed.
     pub fn claim_node(&self, name: &str, node: PublicKey) {
         self.nodes().retain(|known, of| *of != node || known == name);
     }

@@ -10,7 +10,7 @@ use tokio::sync::watch;
 
 use crate::coordinator_requests::SupervisorState;
 
-/// Whether the supervisor drains. Clones are the same.
+/// Drain state of the supervisor. Clones share it.
 #[derive(Debug, Clone)]
 pub struct DrainState(Arc<watch::Sender<Option<SupervisorDrain>>>);
 
@@ -32,7 +32,7 @@ pub struct DrainProgress {
 }
 
 impl DrainState {
-    /// As it stands.
+    /// Returns the current drain, if any.
     #[must_use]
     pub fn now(&self) -> Option<SupervisorDrain> {
         *self.0.borrow()
@@ -77,7 +77,7 @@ pub async fn begin(supervisor: &SupervisorState, deadline_secs: Option<u32>) -> 
     progress(supervisor).await
 }
 
-/// Ends a drain. Instances that have ended come back when whoever runs them starts them.
+/// Ends a drain. Instances that have ended come back when they are started again.
 ///
 /// # Errors
 /// Any [`kv::Error`]; may be repeated.

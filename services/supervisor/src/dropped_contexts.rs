@@ -20,7 +20,7 @@ impl DroppedContexts {
         contexts.insert((coordinator.to_owned(), context), Instant::now());
     }
 
-    /// Whether a coordinator has had a context dropped.
+    /// Returns true if a coordinator has dropped this context.
     #[must_use]
     pub fn contains(&self, coordinator: &str, context: ContextUid) -> bool {
         let contexts = self.contexts();

@@ -1,4 +1,4 @@
-//! What can go wrong here.
+//! Errors of the supervisor.
 
 use std::io;
 use std::path::PathBuf;
@@ -8,16 +8,16 @@ use model::BlobHash;
 /// Why the supervisor cannot be built, or cannot go on.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Its metrics cannot be registered.
+    /// The supervisor's metrics cannot be registered.
     #[error("the supervisor's metrics cannot be registered")]
     Metrics(#[source] prometheus::Error),
-    /// Its policy cannot be used.
+    /// The supervisor's policy cannot be used.
     #[error("the supervisor cannot start without its policy")]
     Policy(#[source] crate::policy::PolicyFileError),
     /// The key that it signs with cannot be made or read.
     #[error("the supervisor has no key to sign with")]
     SigningKey(#[source] identity::SigningKeyError),
-    /// Its work directory cannot be made.
+    /// The work directory cannot be created.
     #[error("{} cannot be made", .0.display())]
     WorkDir(PathBuf, #[source] io::Error),
     /// The bus has no room for it.
@@ -28,10 +28,10 @@ pub enum Error {
 /// Why the bytes of a job are not on this machine.
 #[derive(Debug, thiserror::Error)]
 pub enum BlobError {
-    /// What came is not what was named.
+    /// The bytes received do not match the hash.
     #[error("the bytes that came for blob {0} are others")]
     Mismatch(BlobHash),
-    /// What came inline is no base64.
+    /// The inline bytes are not base64.
     #[error("what came inline for blob {0} is no base64")]
     Encoding(BlobHash),
     /// The coordinator does not give it.
@@ -39,13 +39,13 @@ pub enum BlobError {
     Refused {
         /// Which.
         hash: BlobHash,
-        /// What it answered.
+        /// Error of the call.
         source: mycelium::json_rpc::CallError,
     },
-    /// What the coordinator gave cannot be read.
+    /// The coordinator's response cannot be read.
     #[error("what the coordinator gave for blob {0} cannot be read")]
     Malformed(BlobHash),
-    /// It should be on this machine, and is not.
+    /// The blob should be on this machine, and is not.
     #[error("blob {0} is not on this machine")]
     Missing(BlobHash),
     /// The directory gives trouble.
@@ -59,14 +59,14 @@ pub enum BlobError {
 }
 
 impl BlobError {
-    /// Whether there was no room for it.
+    /// Returns true if the disk had no room for the blob.
     #[must_use]
     pub fn is_disk_full(&self) -> bool {
         let Self::Directory { source, .. } = self else { return false };
         matches!(source.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
     }
 
-    /// Whether trying again cannot help.
+    /// Returns true if a retry cannot succeed.
     #[must_use]
     pub fn is_lasting(&self) -> bool {
         match self {

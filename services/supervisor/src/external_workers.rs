@@ -1,7 +1,7 @@
 //! Workers of others at the open work queues.
 //!
-//! They show themselves to nobody before they take a job, and they are sent none while nobody is seen to be there. So the operator
-//! says what they run.
+//! They stay invisible until they take a job, and no jobs are sent where no worker is seen. So the operator configures
+//! the script types that they run.
 
 use std::sync::Arc;
 
@@ -9,21 +9,21 @@ use keys::supervisor::DEFAULT_GROUP;
 use model::{Execution, Grants, InstanceInfo, Isolation, ScriptType};
 use mycelium::JsonRpcError;
 
-/// What stands in the place of the version of their program.
+/// Placeholder for the version of an external worker's program.
 const VERSION: &str = "others";
 
-/// The script types that they run.
+/// Script types that external workers run.
 #[derive(Debug, Clone, Default)]
 pub struct ExternalWorkers(Arc<[ScriptType]>);
 
 impl ExternalWorkers {
-    /// Of these types.
+    /// Makes a list of these script types.
     #[must_use]
     pub fn new(types: &[ScriptType]) -> Self {
         Self(types.into())
     }
 
-    /// Adds what they run and none of our instances does, as one instance of each type.
+    /// Adds the types that only external workers run, as one instance of each type.
     pub(crate) fn complete(&self, instances: &mut Vec<InstanceInfo>) {
         for script_type in
             self.0.iter().filter(|kind| !is_served(**kind, instances)).copied().collect::<Vec<_>>()
@@ -63,7 +63,7 @@ impl ExternalWorkers {
     }
 }
 
-/// Whether an instance of ours runs scripts of this type.
+/// Returns true if one of our own instances runs scripts of this type.
 pub(crate) fn is_served(script_type: ScriptType, instances: &[InstanceInfo]) -> bool {
     instances.iter().any(|instance| instance.script_type == script_type && instance.version != VERSION)
 }

@@ -1,5 +1,5 @@
-//! What is shared with the old world: queues of old workers and old dispatchers, what others push into our own queues, and
-//! commands that anybody may give to all instances of a type.
+//! Bridge to legacy systems: queues shared with old workers and old dispatchers, jobs that others push into our own
+//! queues, and commands that anybody may give to all instances of a type.
 //!
 //! Bindings stand in a file of TOML tables, one old queue, one script type and one context uid each:
 //!
@@ -174,13 +174,13 @@ impl LegacyBindings {
         if problems.is_empty() { Ok(bindings) } else { Err(LegacyBindingsError(problems)) }
     }
 
-    /// What old workers may take, for [`queue::SupervisorState::with_old_workers`].
+    /// Returns the queues that old workers may take from, for [`queue::SupervisorQueues::with_legacy_workers`].
     #[must_use]
     pub fn push(&self) -> &[PushBinding] {
         &self.push
     }
 
-    /// What old dispatchers want run.
+    /// Returns the queues that old dispatchers push into.
     #[must_use]
     pub fn pop(&self) -> &[PopBinding] {
         &self.pop

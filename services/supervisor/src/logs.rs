@@ -1,7 +1,7 @@
-//! What attempts printed, all of it: `<work dir>/logs/<context uid>/<job key>.log`.
+//! Complete output of attempts: `<work dir>/logs/<context uid>/<job key>.log`.
 //!
-//! Instances write these files while scripts run; here they are read, and thinned out in time. What runs keeps
-//! its log, however old or long.
+//! Instances write these files while scripts run; the supervisor reads them, and prunes them in time. The log of a
+//! running attempt is kept, however old or long.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
@@ -25,9 +25,9 @@ const UTF8_LEN_MAX: usize = 4;
 pub struct LogRetention {
     /// Since the last thing was printed.
     pub age: Duration,
-    /// Of everything together.
+    /// Bytes of all logs together.
     pub bytes: u64,
-    /// Of one context.
+    /// Bytes of one context's logs.
     pub context_bytes: u64,
 }
 
@@ -46,7 +46,7 @@ impl Default for LogRetention {
 pub struct LogFilePiece {
     /// Where it begins: where it was asked for, or at the next character.
     pub offset: u64,
-    /// What was printed. What is no text was replaced.
+    /// Text that was printed, with anything that is not text replaced.
     pub text: String,
     /// Where it ends.
     pub end: u64,
@@ -54,7 +54,7 @@ pub struct LogFilePiece {
     pub size: u64,
 }
 
-/// What a thinning did.
+/// Counts of one pruning pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct LogPruneStats {
     /// Logs that went.
@@ -102,7 +102,7 @@ impl AttemptLogStore {
         .await
     }
 
-    /// Removes the logs of attempts that nobody will ask for.
+    /// Removes the logs of attempts that will not be asked for any more.
     ///
     /// # Errors
     /// When one cannot be removed; may be repeated.
@@ -150,7 +150,7 @@ pub enum LogPruneError {
     /// The directory gives trouble.
     #[error("the logs cannot be looked at")]
     Directory(#[source] io::Error),
-    /// It is not known what runs.
+    /// The store cannot say which attempts run.
     #[error("it cannot be told which logs are being written")]
     Store(#[source] kv::Error),
 }
@@ -160,7 +160,7 @@ impl LogRetention {
         now.duration_since(modified).is_ok_and(|age| age >= self.age)
     }
 
-    /// What has to go.
+    /// Returns the logs to remove.
     fn surplus(
         &self,
         mut all: Vec<ContextFile>,

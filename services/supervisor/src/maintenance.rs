@@ -1,4 +1,4 @@
-//! What is done now and then: logs are thinned out, blobs kept within their bound.
+//! Periodic maintenance: prunes logs, and keeps blobs within their bound.
 
 use std::time::{Duration, SystemTime};
 

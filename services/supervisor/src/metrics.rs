@@ -1,4 +1,4 @@
-//! What the supervisor counts.
+//! Metrics of the supervisor.
 
 use prometheus::{IntCounter, IntCounterVec, IntGauge, Opts, Registry};
 
@@ -26,7 +26,7 @@ pub struct Metrics {
     pub attempts_forgotten: IntCounter,
     /// Times that a drain was asked for.
     pub drains: IntCounter,
-    /// Whether it drains.
+    /// Drain state: 1 while the supervisor drains.
     pub draining: IntGauge,
     /// Processes of vanished instances that were ended.
     pub processes_ended: IntCounter,

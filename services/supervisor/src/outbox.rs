@@ -1,9 +1,8 @@
-//! What happens to jobs, told to their coordinators until they answer.
+//! Delivery of job events to their coordinators, repeated until acknowledged.
 //!
-//! Events stay in Redis until they were answered, so nothing is lost with this
-//! process. Each coordinator has a courier of its own: one that is away holds
-//! up nobody else. A courier keeps several batches under way, since an answer
-//! comes only after the coordinator has stored what it was told.
+//! Events stay in Redis until they are acknowledged, so nothing is lost with this process. Each coordinator has an
+//! event sender of its own, so one that is away delays no other. A sender keeps several batches in flight, since a
+//! coordinator answers only after it has stored them.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::pin::pin;
@@ -32,47 +31,47 @@ use crate::retry_queue::{RETRY_MAX, RetryQueue};
 const BATCH_MAX: usize = 256;
 /// Batches under way to one coordinator.
 const UNDER_WAY_MAX: usize = 32;
-/// Events that one coordinator's courier keeps in memory; the rest stays in Redis.
+/// Events that one coordinator's sender keeps in memory; the rest stays in Redis.
 const WAITING_MAX: usize = 8192;
 /// How long a coordinator may take to answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 /// Jobs of one batch whose outputs are handed over at once.
 const PUSHES_MAX: usize = 4;
-/// How long events that were answered wait for others that are removed with them: nobody waits for that.
+/// How long acknowledged events wait for others, to be removed in one batch; nothing depends on the removal.
 const REMOVAL_PATIENCE: Duration = Duration::from_millis(25);
-/// Events that were answered are removed at once when they are so many.
+/// Number of acknowledged events that are removed at once, without the wait.
 const REMOVED_MAX: usize = 512;
 
-/// Couriers by coordinator.
+/// Event senders by coordinator.
 struct EventOutbox {
     supervisor: SupervisorState,
     couriers: HashMap<String, mpsc::Sender<QueueEvent>>,
-    /// Events that nobody has to be told of any more.
+    /// Channel for acknowledged events, which the remover deletes.
     answered: mpsc::Sender<Vec<QueueEvent>>,
     shared: Arc<EventOutboxShared>,
-    /// What the couriers do, beside the reading.
+    /// Tasks of the event senders, which run beside the reading.
     work: FuturesUnordered<BoxFuture<'static, ()>>,
 }
 
-/// What the couriers and the reader share.
+/// State that the event senders and the reader share.
 #[derive(Default)]
 struct EventOutboxShared {
-    /// What waits, by coordinator: one that is away must not stop the reading for others.
+    /// Events that wait, by coordinator: one that is away must not stop the reading for others.
     waiting: Mutex<HashMap<String, PendingEvents>>,
     room: Notify,
 }
 
-/// What waits for one coordinator.
+/// Events that wait for one coordinator.
 #[derive(Default)]
 struct PendingEvents {
     /// Events in memory, by id: one that is read again while it waits is not taken twice.
     known: HashSet<String>,
-    /// Its courier was full, and events were left in Redis.
+    /// Set when the sender's channel was full, and events were left in Redis.
     left: bool,
 }
 
 impl PendingEvents {
-    /// Whether there is room again for what was left in Redis.
+    /// Returns true if there is room again for events that were left in Redis.
     fn wants_more(&self) -> bool {
         self.left && self.known.len() < WAITING_MAX / 2
     }
@@ -108,7 +107,7 @@ impl EventOutboxShared {
         }
     }
 
-    /// Whether somebody has room again for what was left in Redis; asked once.
+    /// Returns true, once, if a coordinator has room again for events that were left in Redis.
     fn take_room(&self) -> bool {
         let mut found = false;
         for waiting in self.waiting().values_mut().filter(|waiting| waiting.wants_more()) {
@@ -124,8 +123,8 @@ impl EventOutboxShared {
     }
 }
 
-/// Reads and tells until `stop`. What was not answered, or only just, is told again by the next start. That the store is gone is noticed
-/// here first, since something always waits on it; that it is back, by the next look into it.
+/// Reads events and sends them until `stop`. Those without an answer, or with a recent one, are sent again after the next
+/// start. A lost store is noticed here first, since a read always waits on it; its return, by the next look into it.
 pub async fn keep(supervisor: SupervisorState, store: &ReadinessCondition, stop: CancellationToken) {
     let reader = supervisor.queue.events();
     let (answered, removed) = mpsc::channel(UNDER_WAY_MAX);
@@ -141,7 +140,7 @@ pub async fn keep(supervisor: SupervisorState, store: &ReadinessCondition, stop:
 }
 
 impl EventOutbox {
-    /// Reads until `stop`, and hands over.
+    /// Reads events until `stop`, and hands them to the senders.
     async fn run(
         mut self,
         mut reader: QueueEventReader,
@@ -161,7 +160,7 @@ impl EventOutbox {
         }
     }
 
-    /// Waits for something while the couriers go on.
+    /// Waits for a future while the event senders go on.
     async fn beside_couriers<T>(&mut self, waited_for: impl Future<Output = T>) -> T {
         let mut waited_for = pin!(waited_for);
         loop {
@@ -189,9 +188,9 @@ impl EventOutbox {
             // Those who wait look at what is kept, which was written with the event.
             self.supervisor.attempt_watchers.notify(event.job_key);
             if event.coordinator == OPERATOR {
-                // Nobody has to be told of what an operator ran.
+                // An operator's attempt has no coordinator to tell.
                 if self.shared.enter(&event) {
-                    // Couriers that wait for a place in the channel have to go on, since they may have been given it.
+                    // Senders that wait for a place in the channel have to go on, since they may have been given it.
                     let answered = self.answered.clone();
                     let _ = self.beside_couriers(answered.send(vec![event])).await;
                 }
@@ -236,11 +235,11 @@ struct EventSender {
     answered: mpsc::Sender<Vec<QueueEvent>>,
 }
 
-/// What became of a batch.
+/// Result of telling a coordinator one batch.
 struct EventBatchOutcome {
     /// The jobs of it that had failed before.
     retried: Vec<JobKey>,
-    /// What has to be told again, and the turn at which it failed.
+    /// Events to be told again, each with the turn at which it failed.
     failed: Vec<(usize, QueueEvent)>,
 }
 
@@ -349,7 +348,7 @@ impl EventSender {
     ) -> EventBatchOutcome {
         let mut by_turn: BTreeMap<usize, Vec<QueueEvent>> = BTreeMap::new();
         let coordinator = self.supervisor.coordinators.current_root(&self.coordinator);
-        // Nobody wants to hear of some of them any more.
+        // Events of dropped contexts are not told any more.
         let is_dropped = |(_, event): &(usize, QueueEvent)| {
             self.supervisor.dropped_contexts.contains(&coordinator, event.job_key.context)
         };
@@ -367,8 +366,8 @@ impl EventSender {
         EventBatchOutcome { retried, failed }
     }
 
-    /// Tells events over one conversation; gives those that have to be told again. Jobs with outputs
-    /// go each for itself, so that nobody waits for the bytes of others.
+    /// Sends events over one conversation; returns those to be sent again. Jobs with outputs go one by one,
+    /// so that none waits for the bytes of others.
     async fn tell_over(&self, peer: &JsonRpcPeer, events: Vec<QueueEvent>) -> Vec<QueueEvent> {
         let heavy: HashSet<_> =
             events.iter().filter(|event| has_outputs(event)).map(|event| event.job_key).collect();
@@ -460,7 +459,7 @@ impl EventSender {
         Ok(())
     }
 
-    /// Gives events that were answered to whoever removes them.
+    /// Hands acknowledged events to the remover.
     async fn answered(&self, events: Vec<QueueEvent>) {
         if !events.is_empty() {
             // They are removed as long as anybody can be told anything.

@@ -1,4 +1,4 @@
-//! What the operator of a machine lets jobs do, by their context.
+//! Policy of a machine's operator: what jobs may do, by context.
 //!
 //! A file that cannot be used never takes effect: at the start it is an error, later what was read before stays.
 
@@ -23,17 +23,17 @@ const TAKES_NOBODY: &str = "takes no jobs of any coordinator, since none is name
 /// A policy's text, at most.
 const FILE_BYTES_MAX: usize = 1024 * 1024;
 
-/// What holds for the jobs of a context.
+/// Rule for the jobs of a context.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct ContextPolicy {
     allow: bool,
-    /// What may run; absent: everything.
+    /// Script types that may run; absent: all.
     script_types: Option<BTreeSet<ScriptType>>,
-    /// Who may send it; absent: everybody.
+    /// Coordinators that may send jobs; absent: all.
     coordinators: Option<BTreeSet<String>>,
-    /// Its actor has to have signed it.
+    /// Requires the signature of the job's actor.
     require_actor_signature: bool,
-    /// Who may have signed it; absent: anybody.
+    /// Keys that may have signed the job; absent: any.
     actor_keys: Option<BTreeSet<String>>,
     /// How many turns it has for one of a context of weight 1.
     weight: NonZeroU32,
@@ -67,9 +67,9 @@ pub enum DefaultCoordinators {
 /// The coordinator that sent a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct JobSender<'a> {
-    /// Its root key.
+    /// Root key of the coordinator.
     pub root: &'a str,
-    /// Its jobs are taken where the policy names no coordinators.
+    /// True if the coordinator's jobs are taken where the policy names no coordinators.
     pub is_admitted: bool,
 }
 
@@ -86,36 +86,36 @@ pub enum PolicyDenial {
     /// Nothing of its context is taken.
     #[error("the policy of this supervisor takes no jobs of context {0}")]
     Context(ContextUid),
-    /// Nobody has named its coordinator.
+    /// The job's coordinator is not named anywhere.
     #[error(
         "this supervisor takes no jobs of coordinator {0}: its operator has to name it with `--coordinator {0}`, \
          or in `coordinators` of its policy"
     )]
     Unnamed(String),
-    /// Its coordinator may not send it.
+    /// The job's coordinator may not send it.
     #[error(
         "the policy of this supervisor takes no jobs of context {context} from coordinator {coordinator}"
     )]
     Coordinator {
         /// The job's context.
         context: ContextUid,
-        /// Who sent it.
+        /// Root key of the coordinator that sent the job.
         coordinator: String,
     },
-    /// Its type may not run.
+    /// The job's script type may not run.
     #[error("the policy of this supervisor takes no {refused} jobs of context {context}, only {allowed}")]
     Type {
         /// The job's context.
         context: ContextUid,
         /// The job's type.
         refused: ScriptType,
-        /// What may run, in words.
+        /// Script types that may run, in words.
         allowed: String,
     },
     /// No actor has signed it.
     #[error("the policy of this supervisor takes only jobs of context {0} that their actors have signed")]
     Unsigned(ContextUid),
-    /// Somebody has signed it whose jobs are not taken.
+    /// The job is signed by a key whose jobs are not taken.
     #[error("the policy of this supervisor takes no jobs of context {context} that are signed by {signer}")]
     Actor {
         /// The job's context.
@@ -123,7 +123,7 @@ pub enum PolicyDenial {
         /// The key that signed it.
         signer: String,
     },
-    /// Its operator has named a coordinator by a root that is to have another after it.
+    /// The policy names a coordinator by a root that is about to be succeeded.
     #[error(
         "the policy of this supervisor names coordinator {old} in `{place}` and not {new}: nothing is passed on before \
          its operator adds {new} to `coordinators` there"
@@ -136,7 +136,7 @@ pub enum PolicyDenial {
         /// The one after it.
         new: String,
     },
-    /// It may not use the network.
+    /// The job may not use the network.
     #[error("the job asks for the network, and the policy of this supervisor gives context {0} none")]
     Network(ContextUid),
 }
@@ -167,7 +167,7 @@ impl PolicyRules {
         file::parse(text)
     }
 
-    /// Whether a root may have another after it: where somebody has named it, nobody takes its place unnamed.
+    /// Checks that a root may be succeeded: where the policy names a root, its successor must be named too.
     ///
     /// # Errors
     /// [`PolicyDenial::Succession`]
@@ -182,7 +182,7 @@ impl PolicyRules {
         Ok(())
     }
 
-    /// Whether some rule names a coordinator whose jobs it takes.
+    /// Returns true if some rule names a coordinator whose jobs it takes.
     #[must_use]
     pub fn names_somebody(&self) -> bool {
         let names = |rule: &ContextPolicy| {
@@ -197,7 +197,7 @@ impl PolicyRules {
         self.contexts.get(&context).unwrap_or(&self.default).weight
     }
 
-    /// What a job gets that comes from this coordinator, and was signed by this actor, if by any.
+    /// Returns the grants for a job from this coordinator that this actor signed, if any did.
     ///
     /// # Errors
     /// A [`PolicyDenial`].
@@ -243,7 +243,7 @@ impl PolicyRules {
 /// Why a policy file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum PolicyFileError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("policy {} cannot be read", path.display())]
     Unreadable {
         /// Which file.
@@ -251,7 +251,7 @@ pub enum PolicyFileError {
         /// Why.
         source: io::Error,
     },
-    /// It says something that no policy says.
+    /// The file has contents that no policy may have.
     #[error("policy {} cannot be used: {violations}", path.display())]
     Wrong {
         /// Which file.
@@ -280,7 +280,7 @@ struct PolicyState {
 }
 
 impl Policy {
-    /// What a file says; without one, the default for everybody who is admitted.
+    /// Loads a policy file; without one, the default holds for every admitted coordinator.
     ///
     /// # Errors
     /// A [`PolicyFileError`].
@@ -294,8 +294,8 @@ impl Policy {
         Ok(Self(Arc::new(PolicyInner { path: Some(path.to_owned()), admitted, state })))
     }
 
-    /// Whether jobs of a coordinator are taken where the file names none. `current` gives the root that a coordinator
-    /// has now whose root was this once.
+    /// Returns true if jobs of a coordinator are taken where the file names none. `current` returns the root that now
+    /// stands in place of a former one.
     #[must_use]
     pub fn admits(&self, root: &str, current: impl Fn(&str) -> String) -> bool {
         match &self.0.admitted {
@@ -313,7 +313,7 @@ impl Policy {
         (nobody && !self.rules().names_somebody()).then_some(TAKES_NOBODY)
     }
 
-    /// What holds now.
+    /// Returns the rules in force.
     #[must_use]
     pub fn rules(&self) -> Arc<PolicyRules> {
         Arc::clone(&self.0.state.lock().unwrap_or_else(PoisonError::into_inner).rules)

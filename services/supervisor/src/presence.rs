@@ -1,5 +1,5 @@
-//! Who works here: told to coordinators every few seconds, and at once when it
-//! changes. Instances that vanish are noticed here as well.
+//! Presence of the machine's instances: told to coordinators every few seconds, and at once when it changes.
+//! Instances that vanish are noticed here as well.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,7 +22,7 @@ const TELL_INTERVAL: Duration = Duration::from_secs(limits::PRESENCE_INTERVAL_SE
 /// How long one coordinator may hold up the next look.
 const TELL_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What is known of this supervisor now. Clones are the same.
+/// View of this supervisor's current presence. Clones share it.
 #[derive(Debug, Clone)]
 pub struct PresenceView(Arc<watch::Sender<Presence>>);
 
@@ -39,13 +39,13 @@ impl Default for PresenceView {
 }
 
 impl PresenceView {
-    /// As it stands.
+    /// Returns the current presence.
     #[must_use]
     pub fn now(&self) -> Presence {
         self.0.borrow().clone()
     }
 
-    /// What others are told of it, and how many instances that leaves out: what goes to them has its limits.
+    /// Returns the presence to announce, truncated to its limits, and how many instances that leaves out.
     #[must_use]
     pub fn announcement(&self) -> (Presence, usize) {
         let mut presence = self.now();
@@ -59,7 +59,7 @@ impl PresenceView {
         self.0.borrow().supervisor.clone()
     }
 
-    /// Whether the store was read and the supervisor knows its name.
+    /// Returns true once the store was read and the supervisor knows its name.
     #[must_use]
     pub fn is_known(&self) -> bool {
         !self.0.borrow().supervisor.is_empty()

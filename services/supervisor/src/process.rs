@@ -17,7 +17,7 @@ use crate::logs::LogRetention;
 use crate::policy::DefaultCoordinators;
 use crate::rpc::PUBLIC_POLICY;
 
-/// What the supervisor is told.
+/// Command-line flags of the supervisor.
 #[derive(Debug, clap::Args)]
 pub struct Flags {
     /// The supervisor's own Redis, which it shares with its instances
@@ -50,7 +50,7 @@ pub struct Flags {
     /// them, since nobody sees such a worker before it takes a job. Opens the queues
     #[arg(long, env = "MYCORA_OPEN_QUEUES_FOR", value_name = "TYPE", value_delimiter = ',')]
     open_queues_for: Vec<ScriptType>,
-    /// What jobs may do, by their context: a TOML file. Read again when it changes, and on SIGHUP
+    /// TOML file of what jobs may do, by their context. Read again when it changes, and on SIGHUP
     #[arg(long, env = "MYCORA_POLICY", value_name = "FILE")]
     policy: Option<PathBuf>,
     /// Coordinators whose jobs are taken where the policy names none, by their root keys: 64 hex digits, as `mycora pki root` shows

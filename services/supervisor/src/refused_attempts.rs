@@ -1,5 +1,5 @@
-//! Attempts that were refused lately. Their coordinator takes that for their end and goes on to the next attempt, so nobody
-//! may take them after all when a message comes once more, though there is room by now.
+//! Attempts that were refused lately. Their coordinator takes the refusal for their end and goes on to the next attempt,
+//! so they must not be accepted when a message is repeated, though there is room by now.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};

@@ -1,4 +1,4 @@
-//! What is read back of a job: how it ended, and what it printed.
+//! Reading back of jobs: how they ended, and what they printed.
 
 use std::io;
 
@@ -11,10 +11,10 @@ use crate::coordinator_requests::SupervisorState;
 /// Why nothing can be read of a job.
 #[derive(Debug, thiserror::Error)]
 pub enum JobReadError {
-    /// It is not known here, or not any more.
+    /// The attempt is not known here, or not any more.
     #[error("attempt {0} is not known here")]
     Unknown(JobKey),
-    /// It is known, and its log is gone.
+    /// The attempt is known, and its log is gone.
     #[error("the log of attempt {0} is not kept any more")]
     Gone(JobKey),
     /// Redis gives trouble.

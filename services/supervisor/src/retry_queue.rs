@@ -85,7 +85,7 @@ impl RetryQueue {
         self.0.values().filter_map(|job| job.due).min()
     }
 
-    /// Whoever waits is due now.
+    /// Makes every waiting job due now.
     pub(crate) fn retry_now(&mut self, now: Instant) {
         for due in self.0.values_mut().filter_map(|job| job.due.as_mut()) {
             *due = now;

@@ -1,4 +1,4 @@
-//! A coordinator has another root: announced by itself, signed by the root before, or said by whoever runs this machine.
+//! Root key rotation of a coordinator: announced by itself and signed by the former root, or requested by the operator.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -125,7 +125,7 @@ fn read(request: &JsonRpcRequest) -> Result<RootChain, Refusal> {
     RootChain::read(&changes.collect::<Result<Vec<_>, _>>()?)
 }
 
-/// Who comes after the root that is listened to: whoever shows that with the first word, or was said to.
+/// Returns the check for successors of a root that is listened to: recorded, or proven by the first message.
 pub(crate) fn successor_check(coordinators: Coordinators) -> SuccessorCheck {
     Arc::new(move |known: &VerifyingKey, heard: &OpenedEnvelope| {
         coordinators.current_root(&known.to_string()) == heard.root.to_string()

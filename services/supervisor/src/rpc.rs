@@ -38,7 +38,7 @@ use crate::drain;
 use crate::results::{self, JobReadError};
 use crate::root_rotation::CoordinatorRotationError;
 
-/// Who may call what.
+/// Policy table: which callers may call which methods.
 pub const PUBLIC_POLICY: PolicyTable<'static> = &[
     ("/mycora.v1.SupervisorService/Attach", &[Allow::Service(ServiceName::MyceliumGateway)]),
     ("/mycora.v1.SupervisorService/GetSupervisor", &[Allow::AnyService, Allow::Admin]),
@@ -59,9 +59,9 @@ const WAIT_SECS_DEFAULT: u32 = 30;
 const WAIT_SECS_MAX: u32 = 50;
 /// When to try again what the store has no room for.
 const STORE_FULL_RETRY: Duration = Duration::from_secs(5);
-/// What a script that is stopped gets to end by itself, when it is not said.
+/// Seconds that a stopped script gets to end by itself, unless the request says otherwise.
 const STOP_GRACE_SECS_DEFAULT: u32 = 5;
-/// What it gets at most.
+/// Maximum of these seconds.
 const STOP_GRACE_SECS_MAX: u32 = 3600;
 /// Payloads that may wait to go out to one coordinator.
 const OUTBOX_LEN: usize = 64;

@@ -8,7 +8,7 @@ use std::time::SystemTime;
 use model::ContextUid;
 use queue::{InstanceRef, work_dir};
 
-/// Its parts. Cheap to clone.
+/// Paths in the work directory. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct WorkDir {
     root: PathBuf,
@@ -33,7 +33,7 @@ impl WorkDir {
         work_dir::logs_dir(&self.root)
     }
 
-    /// What belongs to the runner process that an instance is part of.
+    /// Returns the directory of the runner process that an instance is part of.
     #[must_use]
     pub fn of_instance(&self, instance: &InstanceRef) -> PathBuf {
         work_dir::instance_dir(&self.root, &instance.group, instance.number)

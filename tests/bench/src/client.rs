@@ -39,7 +39,7 @@ impl Client {
         Ok(Self { flows: FlowServiceClient::new(channel), runners, context: profile.context })
     }
 
-    /// The same client in a context of its own, whose jobs run where those of its own do.
+    /// Returns a client of a new context, whose jobs run where those of this context do.
     pub(crate) async fn in_a_new_context(&self, profile: &Profile) -> Result<Self, Error> {
         let mut contexts = ContextServiceClient::new(profile.channel_to(ApiService::Scheduler)?);
         let created = contexts.create_context(CreateContextRequest::default()).await?.into_inner();
@@ -72,7 +72,7 @@ impl Client {
         self.wait(flow.id).await
     }
 
-    /// Whether a live runner takes scripts of this type.
+    /// Returns true if a live runner takes scripts of this type.
     pub(crate) async fn offers(&self, script_type: model::ScriptType) -> Result<bool, Error> {
         let request = ListRunnersRequest { context_id: self.context, ..Default::default() };
         let runners = self.runners.clone().list_runners(request).await?.into_inner().runners;

@@ -1,4 +1,4 @@
-//! What one supervisor that is dead, or hangs, costs jobs of the nine others.
+//! Cost of one dead or hanging supervisor for jobs of the nine others.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};

@@ -1,4 +1,4 @@
-//! What flows that have ended cost the suite: memory, starts, and lists.
+//! Cost of flows that have ended: memory of the suite, time of a start, time of a list.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ pub(crate) const FINISHED: u32 = 60_000;
 const PARTS: u32 = 6;
 const AT_ONCE: usize = 32;
 
-/// What was measured.
+/// Measured cost of flows that have ended.
 pub(crate) struct Finished {
     pub(crate) flows: u32,
     /// Flows a second, of each part.

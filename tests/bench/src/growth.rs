@@ -15,7 +15,7 @@ use crate::usage::processor_times;
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
-/// What can be measured, in this order.
+/// Loads that can be measured, in this order.
 pub(crate) const PARTS: [&str; 4] = ["finished", "under-way", "nodes", "output"];
 
 /// Flows of one job that are measured at a time, and how many of them are under way.
@@ -31,7 +31,7 @@ const OUTPUT: [u64; 5] = [1 << 10, 32 << 10, 1 << 20, 4 << 20, 10 << 20];
 /// Jobs of each size of output.
 const JOBS: u32 = 20;
 
-/// What one unit of a load costs.
+/// Cost of one unit of a load.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Cost {
     pub(crate) suite: Duration,

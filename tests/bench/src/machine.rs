@@ -1,4 +1,4 @@
-//! What the figures were measured on.
+//! Description of the machine on which the figures were measured.
 
 use std::process::Command;
 

@@ -1,4 +1,4 @@
-//! What one context costs another: flows of one job, one at a time, alone and while a large flow of another context runs.
+//! Cost of one context for another: flows of one job, one at a time, alone and while another context runs a large flow.
 
 use std::time::Duration;
 

@@ -37,12 +37,12 @@ impl Separate {
         Ok(record.split_whitespace().next().ok_or("an empty record")?.parse()?)
     }
 
-    /// What `redis-cli info memory` says is used, in bytes.
+    /// Returns the memory that Redis uses by `redis-cli info memory`, in bytes.
     pub(crate) fn redis_bytes(&self) -> Result<u64, Error> {
         Ok(self.redis().counts()?.bytes_kept)
     }
 
-    /// Its Redis, to be asked what it has counted.
+    /// Returns the Redis of the suite, to read its counters.
     pub(crate) fn redis(&self) -> Redis {
         Redis { socket: self.dir.join("redis.sock"), password: None }
     }
@@ -161,7 +161,7 @@ pub(crate) fn processor_time(pid: u32) -> Result<Duration, Error> {
     Ok(Stat::parse(&stat).ok_or("a short stat")?.own)
 }
 
-/// What Linux says of a process in its `stat`.
+/// Fields of a process's `stat` in `/proc`.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Stat {
     pub(crate) parent: u32,

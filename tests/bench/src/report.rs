@@ -56,7 +56,7 @@ impl Report {
         self.row("submit to start", format!("p50 {}  p99 {}", millis(p50), millis(p99)));
     }
 
-    /// What jobs of one language cost.
+    /// Adds a row for the cost of jobs of one language.
     pub(crate) fn runtime(&mut self, name: &str, measured: Language) {
         let Language { mut to_start, mut whole, each } = measured;
         let ((start, _), (p50, p99)) = (percentiles(&mut to_start), percentiles(&mut whole));
@@ -113,7 +113,7 @@ impl Report {
         self.row("  one of them, from signal to end", millis(woke));
     }
 
-    /// What one unit of a growing load costs.
+    /// Adds a row for the cost of one unit of a growing load.
     pub(crate) fn grown(&mut self, unit: &str, cost: Cost) {
         let Cost { suite, redis, took } = cost;
         let spent = format!("suite {}, Redis {}, in {}", millis(suite), millis(redis), millis(took));

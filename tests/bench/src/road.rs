@@ -55,7 +55,7 @@ pub(crate) struct Sample {
 }
 
 impl Load {
-    /// What it is called in the table, in the file and for peers.
+    /// Returns the name of the load in the table, in the file and for peers.
     pub(crate) fn name(self) -> String {
         match self {
             Self::Chain { length, .. } => format!("{length}-step chain"),
@@ -66,7 +66,7 @@ impl Load {
         }
     }
 
-    /// What its figures are, with their units.
+    /// Returns the names of the load's figures, with their units.
     pub(crate) const fn figures(self) -> &'static [(&'static str, &'static str)] {
         match self {
             Self::Chain { .. } | Self::FanOut { .. } => &[("whole", "ms")],
@@ -76,12 +76,12 @@ impl Load {
         }
     }
 
-    /// Whether more is better.
+    /// Returns true if a larger figure is better.
     pub(crate) const fn is_rate(self) -> bool {
         matches!(self, Self::Single { .. } | Self::Wide { .. })
     }
 
-    /// What its use is told for, and how many of them it has.
+    /// Returns the unit for which resource use is reported, and how many such units the load has.
     pub(crate) const fn units(self) -> (&'static str, u32) {
         match self {
             Self::Chain { length, runs } => ("node", length * runs),

@@ -1,4 +1,4 @@
-//! What one job of each kind costs: flows of jobs that do nothing, in each language that this machine has.
+//! Cost of one job of each kind: flows of jobs that do nothing, in each language that this machine has.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::report::Report;
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
-/// What does nothing, in each language.
+/// Scripts that do nothing, in each language.
 const SCRIPTS: [(ScriptType, &str); 7] = [
     (ScriptType::Python, "pass"),
     (ScriptType::Shell, ":"),
@@ -49,13 +49,13 @@ pub(crate) async fn measure(report: &mut Report) -> Result<(), Error> {
     Ok(())
 }
 
-/// What was measured of one language.
+/// Measurements of one language.
 pub(crate) struct Language {
     /// From a flow's submission to its script's start.
     pub(crate) to_start: Vec<Duration>,
     /// From a flow's submission to its end.
     pub(crate) whole: Vec<Duration>,
-    /// Of many at once, the time for each.
+    /// Time for each of many jobs that run at once.
     pub(crate) each: Duration,
 }
 

@@ -1,4 +1,4 @@
-//! What sagas cost: transitions, latency, whole orders, undoing, waiting, and timers that are due at once.
+//! Cost of sagas: transitions, latency, whole orders, undoing, waiting, and timers that are due at once.
 //!
 //! Runs the service within this process over a real `nats-server`, once with the embedded store and once with Redis that
 //! syncs each write. Figures stand beside what the store and the broker do at best in the same run.
@@ -48,7 +48,7 @@ const WAIT: &str = "kind: Saga\nname: waiting\nversion: 1\nstate: { text: text, 
     start: { on: Started, set: { text: \"${{ event.data.text }}\", due: \"${{ event.data.due }}\" }, goto: wait }\n\
     steps: { wait: { timers: { late: { due: state.due, raise: Late } }, on: { Late: { end: completed } } } }\n";
 
-/// What can be measured by itself, by its name on the command line.
+/// Parts that can be measured by themselves, by their names on the command line.
 const PARTS: [&str; 9] =
     ["transitions", "relay", "latency", "orders", "undoing", "waiting", "pace", "finished", "idle"];
 

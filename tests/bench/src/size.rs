@@ -1,4 +1,4 @@
-//! What size costs: one very large flow, and very many that wait.
+//! Cost of size: one very large flow, and very many that wait.
 
 use std::time::{Duration, Instant};
 

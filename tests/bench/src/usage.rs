@@ -1,4 +1,4 @@
-//! What a load uses: processor time by process, and what Redis counts.
+//! Resource use of a load: processor time by process, and counters of Redis.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ pub(crate) struct Redis {
     pub(crate) password: Option<PathBuf>,
 }
 
-/// What Redis says of itself.
+/// Counters that Redis reports about itself.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct Counts {
     /// Scripts that were called.
@@ -62,7 +62,7 @@ impl Redis {
 }
 
 impl Counts {
-    /// What came since an earlier count.
+    /// Returns the difference to an earlier count.
     pub(crate) const fn since(self, before: Self) -> Self {
         Self {
             scripts: self.scripts.saturating_sub(before.scripts),
@@ -115,7 +115,7 @@ pub(crate) struct Meter {
     redis: Redis,
 }
 
-/// What was used when a load began.
+/// Counters at the start of a load.
 pub(crate) struct Begun {
     processor: Vec<Duration>,
     counts: Counts,

@@ -1,4 +1,4 @@
-//! What one watch of all flows costs, and how late it tells of their ends.
+//! Cost of one watch of all flows, and the delay with which it reports their ends.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -27,7 +27,7 @@ const ALONE: usize = 300;
 /// The name that the client gives to flows which wait.
 const NAME: &str = "waits";
 
-/// What was measured.
+/// Measured cost of a watch.
 pub(crate) struct Watched {
     pub(crate) flows: u32,
     /// Processor time of suite and Redis, for one flow from its signal to its end: without a watch, and with one.
@@ -38,7 +38,7 @@ pub(crate) struct Watched {
     pub(crate) delays: [Vec<Duration>; 2],
     /// The snapshot of all of them.
     pub(crate) snapshot: Duration,
-    /// What the suite has more with the watch than before it, in bytes.
+    /// Growth of the suite's memory since before the watch, in bytes.
     pub(crate) suite_bytes: u64,
     /// The stream of events, in bytes for each flow, from its submission to its end.
     pub(crate) events_bytes: u64,
@@ -168,7 +168,7 @@ async fn ended_all(client: &Client) -> Result<(), Error> {
     Ok(())
 }
 
-/// What the stream of events of context 1 takes in Redis.
+/// Returns the bytes that the stream of events of context 1 takes in Redis.
 fn events_bytes(dir: &Path) -> Result<u64, Error> {
     let password = std::fs::read_to_string(dir.join("redis.password"))?;
     let asked = Command::new("redis-cli")

@@ -1,4 +1,4 @@
-//! Who a node is: a secret in a file, a key, an overlay address.
+//! Identity of a node: a secret in a file, a key, an overlay address.
 
 use std::io;
 use std::net::Ipv6Addr;
@@ -10,9 +10,9 @@ use sha2::{Digest, Sha256};
 /// both only have to follow from the secret.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Identity {
-    /// Its public key.
+    /// Public key of the node.
     pub key: [u8; 32],
-    /// Its overlay address, within `400::/7`.
+    /// Overlay address of the node, within `400::/7`.
     pub ip: Ipv6Addr,
 }
 
@@ -44,7 +44,7 @@ impl Identity {
         Ok(Self::from_secret(&secret))
     }
 
-    /// Its key, as it is written.
+    /// Returns the public key as hexadecimal text.
     #[must_use]
     pub fn key_text(&self) -> String {
         hex::encode(self.key)

@@ -1,5 +1,5 @@
-//! What joins nodes that are processes: connections on the loopback interface, over which every packet is
-//! passed on to everybody.
+//! Network between nodes that are processes: connections on the loopback interface. Each node passes packets for
+//! others on over all its other connections.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -27,7 +27,7 @@ const WAITING_MAX: usize = 4096;
 pub struct Neighbor {
     /// Where it listens.
     pub address: SocketAddr,
-    /// Whether there is a connection.
+    /// True while there is a connection.
     pub alive: bool,
 }
 

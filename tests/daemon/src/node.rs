@@ -99,7 +99,7 @@ pub(crate) struct Boxes {
     outbox: HashMap<MessageId, Sent>,
     queue: VecDeque<Received>,
     waiting: HashMap<MessageId, oneshot::Sender<Received>>,
-    /// What came already, so that its repetition is not taken for another.
+    /// Messages that have arrived already, so that a repetition is recognized.
     known: HashSet<(MessageId, bool)>,
     rejects: bool,
     topics: BTreeMap<Vec<u8>, BTreeSet<Ipv6Addr>>,
@@ -141,7 +141,7 @@ impl Node {
         node
     }
 
-    /// Who it is.
+    /// Returns the identity of the node.
     #[must_use]
     pub fn identity(&self) -> Identity {
         self.0.identity
@@ -186,7 +186,7 @@ impl Node {
         (id, reply)
     }
 
-    /// Nobody waits for the reply any more.
+    /// Stops waiting for the reply.
     pub(crate) fn stop_waiting(&self, id: MessageId) {
         self.boxes().waiting.remove(&id);
     }
@@ -238,7 +238,7 @@ impl Node {
         Some(found)
     }
 
-    /// The same; waits for it.
+    /// Returns the oldest message that fits; waits for one up to `timeout`.
     pub(crate) async fn oldest_within(
         &self,
         peek: bool,
@@ -317,7 +317,7 @@ impl Node {
         }
     }
 
-    /// What had piled up for a node that was away is flushed another way than what is fresh, and gets stuck.
+    /// Marks as stuck what piled up for a node that was away: it is flushed another way than fresh messages.
     fn is_back(&self, ip: IpAddr) {
         for sent in self.boxes().outbox.values_mut().filter(|sent| sent.to == ip && sent.is_old()) {
             sent.stuck = true;
@@ -410,7 +410,7 @@ impl Node {
         f(&mut self.boxes().topics)
     }
 
-    /// What a restart leaves, where it leaves anything.
+    /// Takes over the state that survives a restart, where any does.
     pub(crate) fn inherit(&self, former: &Self) {
         let mut before = former.boxes();
         let mut boxes = self.boxes();

@@ -1,4 +1,4 @@
-//! What joins the nodes of one process.
+//! Network between the nodes of one process.
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
@@ -34,7 +34,7 @@ impl Overlay {
         self.state().cut.insert(identity.ip.into());
     }
 
-    /// It is joined again.
+    /// Joins a node that was cut off.
     pub fn restore(&self, identity: Identity) {
         self.state().cut.remove(&identity.ip.into());
     }

@@ -1,4 +1,4 @@
-//! What nodes say to each other.
+//! Packets that nodes exchange.
 
 use std::net::IpAddr;
 
@@ -42,15 +42,15 @@ pub(crate) struct Packet {
 pub(crate) enum What {
     /// A whole message.
     Message(Message),
-    /// It is in the memory of the other end.
+    /// Receipt: the message is in the memory of the other end.
     Received(MessageId),
     /// A part of it came, the rest never will.
     Stuck(MessageId),
-    /// Somebody has popped it, or looked at it.
+    /// Receipt: the message has been popped, or looked at.
     Read(MessageId),
     /// Is anybody there? Stands for what piles up while nobody is.
     Knock,
-    /// Somebody is.
+    /// Answer to a knock.
     Here,
 }
 

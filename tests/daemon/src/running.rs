@@ -22,7 +22,7 @@ pub struct StandIn {
     clock: Clock,
     address: SocketAddr,
     running: Option<Running>,
-    /// What is left of the last one, where a restart forgets nothing.
+    /// State of the previous process, where a restart forgets nothing.
     former: Option<Node>,
 }
 
@@ -110,7 +110,7 @@ impl StandIn {
         self.clock.advance(by);
     }
 
-    /// Who it is.
+    /// Returns the identity of the node.
     #[must_use]
     pub const fn identity(&self) -> Identity {
         self.identity

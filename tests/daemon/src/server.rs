@@ -23,7 +23,7 @@ const TOPIC_BYTES_MAX: usize = 255;
 
 type Answer = Result<Value, ErrorObjectOwned>;
 
-/// What every method works on.
+/// Shared state of all methods.
 #[derive(Debug)]
 struct Api {
     node: Node,
@@ -184,7 +184,7 @@ async fn push(api: &Arc<Api>, arguments: &Arguments) -> Answer {
     }
 }
 
-/// Whoever hangs up does not get the reply either.
+/// Guard of a call that waits for a reply: a caller that hangs up does not get the reply either.
 struct Waiting<'a> {
     api: &'a Api,
     id: MessageId,

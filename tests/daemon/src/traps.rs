@@ -7,11 +7,11 @@ use std::str::FromStr;
 pub struct Traps {
     /// Payloads of more than 1300 bytes whose last piece of 1300 would have 1 to 249 never arrive.
     pub sizes: bool,
-    /// Nobody else is answered while a pop waits.
+    /// No other call is answered while a pop waits.
     pub blocking_pop: bool,
-    /// What was not popped, and what was not delivered, is gone after a restart.
+    /// Messages that were not popped or not delivered are gone after a restart.
     pub forgets: bool,
-    /// What was not delivered after five minutes is given up.
+    /// Messages that were not delivered after five minutes are given up.
     pub aborts: bool,
     /// A message counts as received when it is in the receiver's memory, not when it was popped.
     pub received_early: bool,
@@ -26,7 +26,7 @@ pub struct Traps {
 }
 
 impl Traps {
-    /// As the real daemon.
+    /// Traps of the real daemon: all of them.
     pub const ARMED: Self = Self {
         sizes: true,
         blocking_pop: true,
@@ -38,7 +38,7 @@ impl Traps {
         reorders: true,
         loss_on_return: true,
     };
-    /// As one would wish.
+    /// Ideal daemon, without traps.
     pub const NONE: Self = Self {
         sizes: false,
         blocking_pop: false,

@@ -19,7 +19,7 @@ use crate::history::{Answer, History, PlannedJob};
 pub struct Violation {
     /// The number of the invariant: 1 for I1.
     pub invariant: u8,
-    /// What contradicts it.
+    /// Description of the contradiction.
     pub what: String,
 }
 

@@ -30,13 +30,13 @@ const WORD_WITHIN: Duration = Duration::from_secs(20);
 /// Before the next try of what failed.
 const TRY_AGAIN: Duration = Duration::from_millis(50);
 const CONTEXT: u32 = 1;
-/// What the stranger's flow is called.
+/// Name of the stranger's flow.
 const STRANGE: &str = "strange";
 const PAGE: u32 = 1000;
 
 type Flows = FlowServiceClient<Channel>;
 
-/// What all clients of a run share.
+/// State that all clients of a run share.
 #[derive(Debug, Clone)]
 pub struct Clients {
     seed: u64,
@@ -79,7 +79,7 @@ impl Clients {
         self.over.cancel();
     }
 
-    /// What they wrote down so far.
+    /// Returns the history that the clients have recorded so far.
     pub fn history(&self) -> MutexGuard<'_, History> {
         self.history.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -205,7 +205,7 @@ struct Watcher<'a> {
     watch: Watch,
 }
 
-/// What became of one stream.
+/// End of one stream.
 enum Stream {
     Ended,
     Broken(Status),
@@ -308,7 +308,7 @@ impl<'a> Watcher<'a> {
     }
 }
 
-/// What a watch that nobody cuts tells from a position on. A flow that has ended ends it.
+/// Returns the changes that an uninterrupted watch reports from a position on. The end of the flow ends the watch.
 async fn replay(flows: &mut Flows, flow_id: u32, from: &str) -> Result<Vec<Change>, Status> {
     let request = WatchFlowRequest { context_id: CONTEXT, flow_id, resume_position: from.to_owned() };
     let mut stream = within(ANSWER_WITHIN, flows.watch_flow(request)).await?.into_inner();
@@ -373,7 +373,7 @@ const fn has_ended(status: FlowStatus) -> bool {
     matches!(status, FlowStatus::Finished | FlowStatus::Error | FlowStatus::Cancelled)
 }
 
-/// Whether asking again would be answered the same.
+/// Returns true if the same call would be answered the same again.
 fn is_final(status: &Status) -> bool {
     matches!(
         status.code(),

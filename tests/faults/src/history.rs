@@ -1,4 +1,4 @@
-//! What was seen of a suite from outside, as plain data: what the [checker](crate::check) judges, without asking anybody.
+//! Observations of a suite from outside, as plain data; the [checker](crate::check) judges them without calling it.
 
 use std::collections::BTreeMap;
 
@@ -11,11 +11,11 @@ pub struct History {
     pub planned: BTreeMap<String, PlannedFlow>,
     /// Each answer to a submission. A call that was repeated with its request id has several.
     pub submissions: Vec<Submission>,
-    /// What each watcher was told.
+    /// Changes that each watcher was sent.
     pub watches: Vec<Watch>,
     /// Calls of somebody who has no role in the context.
     pub strangers: Vec<StrangerCall>,
-    /// What the scripts wrote, in the order in which they did.
+    /// Lines that the scripts wrote, in the order of writing.
     pub witness: Vec<Line>,
     /// All flows as they stood at the end.
     pub flows: Vec<FinalFlow>,
@@ -28,16 +28,16 @@ pub struct History {
 /// A flow as its client meant it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PlannedFlow {
-    /// Its jobs. Each depends on earlier ones only.
+    /// Jobs of the flow. Each depends on earlier ones only.
     pub jobs: Vec<PlannedJob>,
 }
 
 /// A job as its client meant it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PlannedJob {
-    /// Its name within the flow. Unique in the whole history.
+    /// Name of the job within the flow. Unique in the whole history.
     pub name: String,
-    /// What its script writes with each line: nobody can run another script under its name unseen.
+    /// Secret that the job's script writes with each line, so that no other script can run under its name unseen.
     pub token: String,
     /// How long its script takes, in milliseconds.
     pub millis: u64,
@@ -47,7 +47,7 @@ pub struct PlannedJob {
     pub retries: u32,
     /// Milliseconds before each of these, at most.
     pub wait_millis: u32,
-    /// Whether each of its tries fails by itself.
+    /// True if each try of the job fails by itself.
     pub fails: bool,
 }
 
@@ -56,22 +56,22 @@ pub struct PlannedJob {
 pub struct Submission {
     /// The flow's name.
     pub flow: String,
-    /// What was answered.
+    /// Answer to the submission.
     pub answer: Answer,
 }
 
-/// What is known of a call.
+/// Known outcome of a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Answer {
-    /// It was taken, as the flow of this number.
+    /// The flow was accepted, with this number.
     Taken(u32),
-    /// It was refused, and had no effect.
+    /// The flow was refused, and the call had no effect.
     Refused(String),
-    /// Nobody knows: the answer was lost, or late.
+    /// Outcome unknown: the answer was lost, or late.
     Unknown(String),
 }
 
-/// What one watcher of one flow was told, over all its streams.
+/// Changes that one watcher of one flow was sent, over all its streams.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Watch {
     /// The flow's number.
@@ -84,8 +84,8 @@ pub struct Watch {
     pub snapshot: Vec<(u32, NodeState, u32)>,
     /// The changes, in the order in which they were told.
     pub told: Vec<Change>,
-    /// What one who was never cut off is told from the same position on, asked after the flow's end. It may begin with changes that
-    /// the snapshot shows already.
+    /// Changes that an uninterrupted watcher is sent from the same position on, requested after the flow's end. They
+    /// may begin with changes that the snapshot shows already.
     pub replayed: Vec<Change>,
     /// How often it resumed.
     pub resumed: u32,
@@ -104,9 +104,9 @@ pub struct Change {
     pub position: String,
     /// The node.
     pub job_id: u32,
-    /// Its state.
+    /// State of the node.
     pub state: NodeState,
-    /// Its attempt.
+    /// Attempt of the node.
     pub attempt: u32,
     /// The code of the reason; empty when there is none.
     pub reason: String,
@@ -129,7 +129,7 @@ pub const fn rank(state: NodeState) -> u8 {
 pub struct StrangerCall {
     /// The method.
     pub method: String,
-    /// Whether it was answered as to a member.
+    /// True if the call was answered as to a member.
     pub allowed: bool,
 }
 
@@ -140,7 +140,7 @@ pub enum Line {
     Start(Ran),
     /// A script came to its end.
     End(Ran),
-    /// What runs scripts was killed: those that ran then may have been cut off, and the next attempt need not know when.
+    /// A process that runs scripts was killed: its scripts may have been cut off; the next attempt need not know when.
     Killed,
 }
 
@@ -149,7 +149,7 @@ pub enum Line {
 pub struct Ran {
     /// The job's name.
     pub job: String,
-    /// What only its script knows.
+    /// Secret that only the job's script knows.
     pub token: String,
     /// Which attempt.
     pub attempt: u32,
@@ -158,28 +158,28 @@ pub struct Ran {
 /// A flow as it stood at the end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FinalFlow {
-    /// Its number.
+    /// Number of the flow.
     pub id: u32,
-    /// Its name.
+    /// Name of the flow.
     pub name: String,
-    /// Its status.
+    /// Status of the flow.
     pub status: String,
-    /// Whether that is one that nothing follows.
+    /// True if the status is final.
     pub has_ended: bool,
-    /// Its nodes.
+    /// Nodes of the flow.
     pub nodes: Vec<FinalNode>,
 }
 
 /// A node as it stood at the end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FinalNode {
-    /// Its number.
+    /// Number of the node.
     pub job_id: u32,
-    /// Its name.
+    /// Name of the node.
     pub name: String,
-    /// Its state.
+    /// State of the node.
     pub state: NodeState,
-    /// Its last attempt.
+    /// Last attempt of the node.
     pub attempt: u32,
     /// The code of its reason; empty when it has none.
     pub reason: String,

@@ -1,4 +1,4 @@
-//! What clients ask of a suite while it is broken, drawn from a seed alone.
+//! Calls that clients make to a suite while it is broken, drawn from a seed alone.
 
 use proto::v1::{Backoff, FlowSpec, JobSpec, NodePolicy, NodeSpec, Script, ScriptType, script};
 use testkit::Witness;
@@ -12,7 +12,7 @@ const PURPOSE: u64 = 2;
 const RETRIES: u32 = 100;
 /// Tries of a job that fails by itself.
 const FAILING_RETRIES: u32 = 1;
-/// The same of a flow that waits: what is under way when something breaks is not over when that is mended.
+/// Tries of a job in a flow that waits: what is under way when something breaks is not over when that is mended.
 const WAITING_RETRIES: u32 = 8;
 /// Milliseconds before each of those, at most.
 const WAIT_MILLIS: u32 = 1_500;
@@ -93,7 +93,7 @@ pub fn probe(seed: u64, number: u64) -> (String, PlannedFlow) {
     (name, PlannedFlow { jobs: vec![job] })
 }
 
-/// The same as a client submits it. Scripts tell the witness.
+/// Returns the flow as a client submits it. Scripts tell the witness.
 #[must_use]
 pub fn spec(name: &str, flow: &PlannedFlow, witness: &Witness) -> FlowSpec {
     let node = |job: &PlannedJob| {

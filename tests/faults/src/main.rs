@@ -64,7 +64,7 @@ fn main() -> ExitCode {
     if broken == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// What the environment asks for: the runs, and whether the first that breaks a promise is the last.
+/// Reads from the environment the runs, and true if the first that breaks a promise is the last.
 fn asked() -> Result<(Vec<Plan>, bool), String> {
     let setting = |name: &str, default: &str| std::env::var(name).unwrap_or_else(|_| default.to_owned());
     let first_is_enough = match setting("MYCORA_FAULTS_ENOUGH", "").as_str() {

@@ -1,4 +1,4 @@
-//! What came of runs, for people.
+//! Reports of runs, for people.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -56,7 +56,7 @@ pub fn recoveries(outcomes: &[Outcome]) -> String {
     text
 }
 
-/// What broke calls and streams, and how often; nothing that people need when all is well.
+/// Lists the causes of broken calls and streams with their counts; nothing that people need when all is well.
 #[must_use]
 pub fn breaks(outcomes: &[Outcome]) -> String {
     let mut counts: BTreeMap<String, usize> = BTreeMap::new();

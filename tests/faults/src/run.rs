@@ -26,12 +26,12 @@ const LOOK_AFTER: Duration = Duration::from_millis(100);
 /// How the witness is told of a death: `start` with this name.
 const KILLED: &str = "killed";
 
-/// What a run is to do.
+/// Plan of a run.
 #[derive(Debug, Clone)]
 pub struct Plan {
     /// Load and faults come from it.
     pub seed: u64,
-    /// What is broken.
+    /// Form of the suite that is broken.
     pub form: Form,
     /// How many faults there are.
     pub faults: usize,
@@ -41,27 +41,27 @@ pub struct Plan {
     pub patience: Duration,
 }
 
-/// What came of it.
+/// Outcome of a run.
 #[derive(Debug)]
 pub struct Outcome {
-    /// What was to be done.
+    /// Plan of the run.
     pub plan: Plan,
     /// Promises that were broken.
     pub violations: Vec<Violation>,
-    /// What came after each fault.
+    /// Recovery after each fault.
     pub recoveries: Vec<Recovery>,
-    /// What was seen.
+    /// Observations of the run.
     pub history: History,
-    /// What ended by itself and had to be started again, beside what the faults killed.
+    /// Processes that ended by themselves and had to be started again, beside what the faults killed.
     pub fallen: Vec<String>,
-    /// What the processes wrote.
+    /// Output of the processes, by name.
     pub outputs: Vec<(String, String)>,
 }
 
 /// How long it took after a fault until a new flow was submitted, run and seen to its end.
 #[derive(Debug)]
 pub struct Recovery {
-    /// What was broken.
+    /// Fault that was injected.
     pub fault: Fault,
     /// When its cause was gone, in milliseconds since 1970, as logs have it.
     pub lifted_millis: u128,
@@ -79,7 +79,7 @@ impl Outcome {
         lines.filter(|line| line.contains("panicked at")).collect()
     }
 
-    /// What broke streams and calls, and how often.
+    /// Counts the causes of broken streams and calls.
     #[must_use]
     pub fn breaks(&self) -> BTreeMap<String, usize> {
         let calls = self.history.submissions.iter().filter_map(|submission| match &submission.answer {
@@ -286,7 +286,7 @@ impl Run {
     }
 }
 
-/// What scripts wrote, as history.
+/// Converts the lines that scripts wrote into history.
 fn lines(witness: &Witness) -> Vec<Line> {
     let line = |(mark, job, attempt): (WitnessMark, String, String)| {
         if job == KILLED {

@@ -1,4 +1,4 @@
-//! What is done to a suite, drawn from a seed alone.
+//! Faults that are injected into a suite, drawn from a seed alone.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::draw::Draw;
 /// Tells what is drawn for the schedule from what is drawn for the load.
 const PURPOSE: u64 = 1;
 
-/// What kinds of faults there are.
+/// Kind of a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
     /// A process is killed without a warning, and started again.
@@ -57,7 +57,7 @@ impl Kind {
         Self::RedisStop,
     ];
 
-    /// As tables call it.
+    /// Returns the name of the kind in tables.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -80,7 +80,7 @@ impl Kind {
 /// One thing that goes wrong.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fault {
-    /// What.
+    /// Kind of the fault.
     pub kind: Kind,
     /// The process or the link; empty for the disk and Redis.
     pub target: String,
@@ -90,7 +90,7 @@ pub struct Fault {
     pub lasts: Duration,
 }
 
-/// What a suite can lose.
+/// Parts of a suite that faults can hit.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Targets {
     /// Processes, by name.
@@ -101,11 +101,11 @@ pub struct Targets {
     pub leases: Vec<String>,
     /// Those of them over which a process is given what others may take as well.
     pub shares: Vec<String>,
-    /// Whether there is a disk that can be filled.
+    /// True if there is a disk that can be filled.
     pub disk: bool,
-    /// Whether Redis can be killed and started again.
+    /// True if Redis can be killed and started again.
     pub redis: bool,
-    /// Whether Redis can be stopped.
+    /// True if Redis can be stopped.
     pub redis_stop: bool,
 }
 

@@ -33,7 +33,7 @@ pub enum Form {
 }
 
 impl Form {
-    /// As reports call it.
+    /// Returns the name of the form in reports.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -43,7 +43,7 @@ impl Form {
     }
 }
 
-/// Who a client is.
+/// Identity of a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Who {
     /// Actor 1, admin of context 1.
@@ -106,7 +106,7 @@ impl Suite {
         self.slots
     }
 
-    /// What can be done to it.
+    /// Returns the parts of this suite that faults can hit.
     #[must_use]
     pub fn targets(&self) -> Targets {
         Targets {
@@ -140,7 +140,7 @@ impl Suite {
         self.doors.iter().map(through).collect()
     }
 
-    /// Whether the suite itself has to mend what a fault does.
+    /// Returns true if the suite itself has to mend the effect of a fault.
     #[must_use]
     pub fn mends(&self, fault: &Fault) -> bool {
         self.redis.is_none() && fault.kind == Kind::RedisKill
@@ -203,7 +203,7 @@ impl Suite {
         }
     }
 
-    /// Whether a fault ends scripts: what runs them, or whoever vouches for them, dies or hangs.
+    /// Returns true if a fault ends scripts: the process that runs them, or one that vouches for them, dies or hangs.
     #[must_use]
     pub fn ends_scripts(&self, fault: &Fault) -> bool {
         let runs =
@@ -237,7 +237,7 @@ impl Suite {
         Some(self.ask_redis(&["ZCARD", "msg_out_coordinator"])? + self.ask_redis(&["LLEN", "msg_out"])?)
     }
 
-    /// What its processes wrote, by their names.
+    /// Returns the output of the suite's processes, by their names.
     #[must_use]
     pub fn outputs(&self) -> Vec<(String, String)> {
         self.programs.iter().map(|(name, program)| (name.clone(), program.output())).collect()
@@ -251,7 +251,7 @@ impl Suite {
         self.links.get(&fault.target).expect("a link of this suite")
     }
 
-    /// Whether there was one to be sent it.
+    /// Signals Redis; returns false if there was none to be signalled.
     fn signal_redis(&self, signal: Signal) -> bool {
         match (&self.redis, signal) {
             (Some(redis), Signal::STOP) => redis.pause(),

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use crate::Target;
 use crate::mutation::Random;
 
-/// What a target begins with.
+/// Inputs that a target begins with.
 #[derive(Debug, Clone)]
 pub struct Corpus {
     /// Seeds, then what is kept, always in the same order.

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 /// Stands between parts. No text in UTF-8 has it.
 pub(crate) const BREAK: u8 = 0xff;
 
-/// What is left of an input.
+/// Rest of an input that is not read yet.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Input<'a>(&'a [u8]);
 
@@ -39,7 +39,7 @@ impl<'a> Input<'a> {
         part
     }
 
-    /// The same as a text; what is none is replaced.
+    /// Reads the next part as text, with invalid UTF-8 replaced.
     pub(crate) fn text(&mut self) -> Cow<'a, str> {
         String::from_utf8_lossy(self.part())
     }

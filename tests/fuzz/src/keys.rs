@@ -11,7 +11,7 @@ use identity::SigningKey;
 /// How many there are.
 pub(crate) const COUNT: usize = 5;
 
-/// What PKCS#8 has before the seed of an Ed25519 key.
+/// PKCS#8 prefix before the seed of an Ed25519 key.
 const PREFIX: [u8; 16] =
     [0x30, 0x2e, 0x02, 0x01, 0x00, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x04, 0x22, 0x04, 0x20];
 

@@ -19,17 +19,17 @@ pub mod targets;
 
 pub use targets::TARGETS;
 
-/// What became of an input. Anything else is a panic.
+/// Outcome of an input. Anything else is a panic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// It means something.
+    /// The input means something.
     Accepted,
-    /// It means nothing, and its sender would be told so.
+    /// The input means nothing, and its sender would be told so.
     Refused,
 }
 
 impl Verdict {
-    /// Of what was read.
+    /// Returns the verdict for the result of reading an input.
     pub(crate) const fn of<T, E>(result: &Result<T, E>) -> Self {
         if result.is_ok() { Self::Accepted } else { Self::Refused }
     }
@@ -44,7 +44,7 @@ pub struct Target {
     pub run: fn(&[u8]) -> Verdict,
     /// Inputs to begin with, most of which are accepted.
     pub seeds: fn() -> Vec<Vec<u8>>,
-    /// What its inputs are made of.
+    /// Words that inputs of the target are made of.
     pub words: &'static [&'static str],
 }
 

@@ -17,7 +17,7 @@ use fuzz::{TARGETS, Target, Verdict};
 /// An input is not longer.
 const BYTES_MAX: usize = 64 * 1024;
 
-/// What is being read, for whoever wants to know why it failed.
+/// Input that is being read, kept so that a failure can be reported with it.
 static CURRENT: Mutex<Vec<u8>> = Mutex::new(Vec::new());
 
 fn main() -> ExitCode {

@@ -3,7 +3,7 @@
 use crate::Target;
 use crate::input::BREAK;
 
-/// What numbers are changed to.
+/// Values that numbers are changed to.
 const NUMBERS: [&str; 16] = [
     "0",
     "1",
@@ -30,7 +30,7 @@ const CHANGES: [usize; 4] = [1, 1, 2, 5];
 pub struct Random(u64);
 
 impl Random {
-    /// The same ones for the same seed.
+    /// Returns a generator that gives the same numbers for the same seed.
     #[must_use]
     pub const fn new(seed: u64) -> Self {
         Self(seed)

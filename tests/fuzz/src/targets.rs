@@ -46,7 +46,7 @@ pub const TARGETS: &[Target] = &[
 /// When everything is read.
 const NOW: Timestamp = Timestamp::from_millis(1_800_000_000_000);
 
-/// The same text with one character changed into another of the alphabet of base64: where it is, and which, a number says.
+/// Changes one character of a text into another of base64's alphabet; `number` selects the position and the character.
 fn with_another_character(text: &str, number: u16) -> String {
     const ALPHABET: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
     let mut bytes = text.as_bytes().to_vec();

@@ -1,4 +1,4 @@
-//! Who calls, and what each of them is told.
+//! Callers of methods, and the answer that each of them has to get.
 
 use identity::{Identity, ServiceName};
 use model::ActorId;
@@ -11,7 +11,7 @@ use super::wire::short;
 use super::{tokens, wire};
 use crate::specs::codes_of_reasons;
 
-/// What stands in a cell of the page where a call succeeds.
+/// Cell of the page for a call that succeeds.
 pub(crate) const OK: &str = "OK";
 pub(crate) const NOT_ALLOWED: &str = "METHOD_NOT_ALLOWED";
 
@@ -36,7 +36,7 @@ impl Caller {
     }
 }
 
-/// What was answered: `OK`, or the reason of the refusal. The code is the one that `specs/errors.md` has for it.
+/// Returns `OK`, or the reason of the refusal. The code is the one that `specs/errors.md` has for it.
 pub(crate) async fn answer(
     stage: &Stage,
     caller: &Caller,
@@ -53,7 +53,7 @@ pub(crate) async fn answer(
     if fits { reason } else { format!("{} with the reason `{reason}`: {message}", code_name(code)) }
 }
 
-/// What is wrong with what a caller was told, when anything is.
+/// Returns how the answer to a caller differs from the expected one, if it does.
 pub(crate) async fn differs(
     stage: &Stage,
     caller: &Caller,
@@ -94,7 +94,7 @@ pub(crate) async fn unknown(stage: &Stage) -> Vec<(Caller, &'static str)> {
     all
 }
 
-/// What such a caller is told by a method.
+/// Returns the answer that such a caller has to get from a method.
 pub(crate) fn told(method: &str, caller: &Caller, reason: &'static str) -> &'static str {
     // Whoever cannot even connect is told so by every method.
     if reason == "PEER_UNAVAILABLE" {

@@ -42,8 +42,8 @@ pub(crate) async fn ends_with_the_alert_that_says_why(stage: &Stage) {
     }
 }
 
-/// What a server says at the end of a handshake with this certificate. Nothing is sent after it: what a server has not
-/// read when it closes makes its last words go lost.
+/// Returns the alert of a server at the end of a handshake with this certificate. Nothing is sent after it: what a
+/// server has not read when it closes makes its last words go lost.
 async fn alert_of(stage: &Stage, port: u16, issued: &Issued) -> AlertDescription {
     let socket = TcpStream::connect(("127.0.0.1", port)).await.expect("it listens");
     let name = ServerName::try_from("127.0.0.1").expect("an address");

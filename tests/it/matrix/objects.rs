@@ -1,4 +1,4 @@
-//! What requests are about: objects made anew for each call, since a call may use them up.
+//! Objects that requests are about: created for each call, since a call may use them up.
 
 use std::collections::BTreeMap;
 

@@ -18,7 +18,7 @@ use crate::suite::write_secret;
 
 /// The context that everything is about.
 pub(crate) const CONTEXT: u32 = 1;
-/// Its admin, whom `up.sh` makes.
+/// Admin of the context, whom `up.sh` makes.
 pub(crate) const ADMIN: u32 = 1;
 pub(crate) const EXECUTOR: u32 = 2;
 pub(crate) const READER: u32 = 3;
@@ -103,7 +103,7 @@ impl Stage {
         self.processes.port_of(service)
     }
 
-    /// Whom our own servers' certificates are from.
+    /// Returns the certificate authority of the servers.
     pub(crate) fn ca_file(&self) -> PathBuf {
         self.pki.ca_file()
     }
@@ -201,7 +201,7 @@ pub(crate) fn everybody(pki: &Pki, dir: &Path) -> Vec<(String, TlsFiles)> {
     known.chain([("nobody".to_owned(), TlsFiles::anonymous(pki.ca_file()))]).collect()
 }
 
-/// Who hosts a service of the API.
+/// Returns the server that hosts a service of the API.
 pub(crate) fn host_of(service: &str) -> ServiceName {
     match service {
         "FlowService" | "ReportIntakeService" => ServiceName::Scheduler,

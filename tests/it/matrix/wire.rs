@@ -53,7 +53,7 @@ impl Methods {
     }
 }
 
-/// As in `FlowService/GetFlow`.
+/// Returns the short name of a method, such as `FlowService/GetFlow`.
 pub(crate) fn short(method: &MethodDescriptor) -> String {
     format!("{}/{}", method.parent_service().name(), method.name())
 }

@@ -44,7 +44,7 @@ pub(super) struct PullSubscription {
     is_large: bool,
     /// Moment of the server's last sign of life.
     heard: Instant,
-    /// What its last heartbeat said; none since the last message.
+    /// Progress that the server's last heartbeat reported; none since the last message.
     looked: Option<CursorProgress>,
     passed: watch::Sender<CursorProgress>,
 }

@@ -75,7 +75,7 @@ impl Core {
         self.settle_if_through(number);
     }
 
-    /// Asks and stops what is due, and reports what is given up for good.
+    /// Asks and stops what is due, and reports attempts that are permanently given up.
     pub(super) fn reconcile(&mut self, now: Instant) {
         let runners = &self.runners;
         for step in self.reconciler.take_due(now, |lane| runners.is_live(lane)) {

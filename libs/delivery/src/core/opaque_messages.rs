@@ -1,4 +1,4 @@
-//! Messages that are delivered whole: see [`crate::letters`].
+//! Messages that are delivered whole: see [`crate::opaque_messages`].
 
 use std::time::Duration;
 
@@ -76,8 +76,8 @@ impl Core {
         self.settle_opaque(ended);
     }
 
-    /// Settles what has ended. Should that be lost, the message comes again and is sent once more: whoever took it
-    /// knows it.
+    /// Settles messages that have ended. Should that be lost, a message comes and is sent again: its receiver
+    /// recognizes it.
     pub(super) fn settle_opaque(&mut self, ended: impl IntoIterator<Item = FinishedMessage>) {
         for FinishedMessage { name, error, flow_id } in ended {
             self.names.remove(&name);

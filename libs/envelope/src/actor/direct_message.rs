@@ -10,10 +10,10 @@ use serde::{Deserialize, Serialize};
 use super::{check_expiry, open, same, sign};
 use crate::Refusal;
 
-/// What an envelope with a letter's terms holds.
+/// Payload type of an envelope with a direct message's terms.
 pub const LETTER_TYPE: &str = "application/vnd.mycora.letter+json";
 
-/// What a sender says of a letter.
+/// Terms of a direct message, as its sender states them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DirectMessageTerms<'a> {
     /// The recipient's key, 64 lower-case hex digits.
@@ -24,17 +24,17 @@ pub struct DirectMessageTerms<'a> {
     pub message_type: MessageType,
     /// How the text is written.
     pub format: MessageFormat,
-    /// What it is about.
+    /// Subject of the message.
     pub topic: &'a str,
     /// The text.
     pub text: &'a str,
 }
 
-/// What is signed.
+/// Statement that is signed.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct DirectMessageStatement {
-    /// Which one it is: 32 hex digits.
+    /// Id of the message: 32 hex digits.
     id: String,
     to: String,
     /// Absent for the recipient's home context.
@@ -49,18 +49,18 @@ struct DirectMessageStatement {
     expires: u64,
 }
 
-/// Who has signed a letter.
+/// Signer of a direct message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SignedDirectMessage {
-    /// The key: the one that the letter names as its sender's.
+    /// The key: the one that the message names as its sender's.
     pub signer: VerifyingKey,
-    /// Which of the signer's letters it is: the same in another letter is a repetition.
+    /// Which of the signer's messages it is: the same in another message is a repetition.
     pub id: Uid,
-    /// It is not taken from this moment on.
+    /// Moment from which on the message is not taken.
     pub expires: Timestamp,
 }
 
-/// Signs a letter, which may arrive until `expires`: at most [`limits::LETTER_TIMEOUT_SECS_MAX`] from now.
+/// Signs a direct message, which may arrive until `expires`: at most [`limits::LETTER_TIMEOUT_SECS_MAX`] from now.
 #[must_use]
 pub fn sign_direct_message(letter: &DirectMessageTerms<'_>, key: &SigningKey, expires: Timestamp) -> String {
     let statement = DirectMessageStatement {
@@ -76,12 +76,12 @@ pub fn sign_direct_message(letter: &DirectMessageTerms<'_>, key: &SigningKey, ex
     sign(LETTER_TYPE, &statement, key)
 }
 
-/// Who has signed a letter; nobody, when it has no signature. Whose key that is, and whether the letter itself is over,
-/// is for the caller to find out.
+/// Checks the signature of a direct message and returns its signer; none, when there is no signature. Whose key that is, and
+/// whether the message itself is over, is for the caller to find out.
 ///
 /// # Errors
 /// [`Refusal::Malformed`], [`Refusal::OtherType`], [`Refusal::BadSignature`]; [`Refusal::OtherActor`] when the key is not
-/// the one that the letter names; [`Refusal::OtherContent`], [`Refusal::Expired`], [`Refusal::BadTimes`].
+/// the one that the message names; [`Refusal::OtherContent`], [`Refusal::Expired`], [`Refusal::BadTimes`].
 pub fn check_direct_message(
     letter: &DirectMessage,
     now: Timestamp,

@@ -15,23 +15,23 @@ use serde::{Deserialize, Serialize};
 use super::{check_expiry, open, same, sign};
 use crate::{Refusal, cut};
 
-/// What an envelope with a job's terms holds.
+/// Payload type of an envelope with a job's terms.
 pub const JOB_TYPE: &str = "application/vnd.mycora.job+json";
 
-/// What an actor says of a job: everything that decides what runs. What is put into it later (results, times, where it
+/// Terms of a job, as its actor states them: all that decides what runs. What is put into it later (results, times, where it
 /// runs) is data.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct JobTerms {
     /// The context that it runs in.
     pub context_uid: ContextUid,
-    /// Whose flow it is, by the actor's number at its coordinator.
+    /// Actor whose flow it is, by the actor's number at its coordinator.
     pub caller_id: ActorId,
-    /// Who executes it.
+    /// Type of the script, which decides what executes it.
     pub script_type: ScriptType,
     /// The script.
     pub script_sha256: BlobHash,
-    /// Its own files, by path.
+    /// The job's own files, by path.
     pub files: BTreeMap<String, BlobHash>,
     /// Paths of the files that its dependencies make. Nothing else may lie in its directory: a script runs what it finds
     /// there.
@@ -42,7 +42,7 @@ pub struct JobTerms {
     pub outputs: Vec<String>,
     /// Run time in seconds, 0 for no limit.
     pub timeout: u32,
-    /// It may use the network.
+    /// True when the job may use the network.
     pub network: bool,
     /// The isolation that it needs at least.
     pub isolation: Isolation,
@@ -135,7 +135,7 @@ fn hash(script: &ScriptSource) -> BlobHash {
     }
 }
 
-/// What is signed: the terms, and which signature it is.
+/// Statement that is signed: the terms, and which signature it is.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct JobStatement {
@@ -146,7 +146,7 @@ struct JobStatement {
     expires: u64,
 }
 
-/// Who has signed a job.
+/// Signer of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SignedJob {
     /// The key. Whose it is, and whether it may have anything run, is for the caller to find out.
@@ -165,7 +165,7 @@ pub fn sign_job(job: &JobTerms, key: &SigningKey, expires: Timestamp) -> String 
     sign(JOB_TYPE, &statement, key)
 }
 
-/// Who has signed what an attempt is to run; nobody, when it has no signature.
+/// Checks the signature over what an attempt is to run and returns its signer; none, when there is no signature.
 ///
 /// # Errors
 /// [`Refusal::Malformed`], [`Refusal::OtherType`], [`Refusal::BadSignature`], [`Refusal::OtherContent`],
@@ -175,7 +175,7 @@ pub fn check_job(job: &Execution, now: Timestamp) -> Result<Option<SignedJob>, R
     check_terms(signature, &JobTerms::of_execution(job), now).map(Some)
 }
 
-/// Who has signed these terms.
+/// Checks the signature over these terms and returns its signer.
 ///
 /// # Errors
 /// As [`check_job`].

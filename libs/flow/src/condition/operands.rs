@@ -62,7 +62,7 @@ mod tests {
     }
 
     proptest! {
-        /// What is read as a number is written as the same text again, and is JSON.
+        /// Text that is read as a number is written as the same text again, and is JSON.
         #[test]
         fn numbers_lose_nothing(text in "-?[0-9.eE+\\-]{0,8}[ \n]?") {
             let value = typed(&text);

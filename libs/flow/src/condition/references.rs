@@ -1,4 +1,4 @@
-//! What a condition refers to: results of nodes, and fields of its flow.
+//! References in a condition: results of nodes, and fields of its flow.
 
 use std::collections::BTreeSet;
 

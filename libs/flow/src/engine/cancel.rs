@@ -11,8 +11,8 @@ use crate::transition::{self, FlowTransitionEvent, NodeTransitionEvent};
 use super::step::RefusedTransition;
 
 impl Pass<'_, '_, '_> {
-    /// Somebody wants the flow to end. The first wish counts; a later one can only make it faster. That a
-    /// flow has ended meanwhile is no error: whoever wished could not know.
+    /// Cancels the flow. The first request counts; a later one can only shorten the grace period. A flow that has
+    /// ended meanwhile is no error: the caller could not know.
     pub(super) fn cancel_flow(&mut self, grace_secs: u32) {
         if self.engine.is_over() {
             return;
@@ -47,8 +47,8 @@ impl Pass<'_, '_, '_> {
         }
     }
 
-    /// Somebody wants one node to end. One that has ended meanwhile stays as it is, and so does one that
-    /// the flow's deadline is ending: it has to fail the flow.
+    /// Cancels one node. A node that has ended meanwhile stays as it is, and so does one that the flow's
+    /// deadline is ending: it has to fail the flow.
     pub(super) fn cancel_node(&mut self, index: NodeIndex) {
         let node = self.engine.node(index);
         let deadline = node.expired_time.is_some()

@@ -1,4 +1,4 @@
-//! What follows from the stored state and the time, whoever finds it.
+//! Changes derived from the stored state and the time: every owner derives the same.
 
 use model::limits::INPUTS_BYTES_MAX;
 use model::{FlowNode, NodeState, Reason, ReasonCode, RunIf};
@@ -10,7 +10,7 @@ use super::step::PlacementRequest;
 use crate::graph::NodeIndex;
 use crate::transition::NodeTransitionEvent;
 
-/// What `run_if` says once everything before a node has ended.
+/// Verdict of `run_if` once everything before a node has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum RunVerdict {
     Run,
@@ -59,7 +59,7 @@ impl Pass<'_, '_, '_> {
         }
     }
 
-    /// What, of all that ended before a node, makes its `run_if` say no.
+    /// Explains which of the nodes before this one made its `run_if` fail.
     fn why_skipped(&self, index: NodeIndex, code: ReasonCode) -> String {
         let node = self.engine.node(index);
         let before =

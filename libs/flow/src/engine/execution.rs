@@ -1,4 +1,4 @@
-//! What travels to a supervisor for one attempt.
+//! Execution of an attempt, as it is sent to a supervisor.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -89,7 +89,7 @@ impl Engine {
         2 + near + far
     }
 
-    /// What the condition of `node` says, once everything before it has ended: true without one.
+    /// Evaluates the condition of `node` once everything before it has ended: true without a condition.
     pub(super) fn condition(&self, node: NodeIndex) -> Result<bool, Reason> {
         let Some(WhenClause { condition, references }) = self.plan.when(node) else { return Ok(true) };
         if let Some(missing) = self.missing_result(references) {

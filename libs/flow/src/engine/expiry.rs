@@ -102,7 +102,7 @@ impl Pass<'_, '_, '_> {
     }
 }
 
-/// Says in a reason that nobody knows whether the attempt has stopped.
+/// Adds to a reason that the attempt is not known to have stopped.
 pub(super) fn note_unconfirmed(reason: &mut Reason) {
     add(reason, "not confirmed to have stopped");
 }

@@ -83,7 +83,7 @@ impl<'e, 'o, 'd> Pass<'e, 'o, 'd> {
         self.finish();
     }
 
-    /// Whether another node may change in this step.
+    /// Returns true if another node may change in this step.
     pub(super) fn has_room(&self) -> bool {
         self.step.changed.len() < self.budget
     }

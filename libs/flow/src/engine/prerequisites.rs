@@ -9,7 +9,7 @@ use model::{FlowId, FlowStatus, Prerequisite, Reason, ReasonCode, SignalName};
 use super::pass::Pass;
 use crate::graph::NodeIndex;
 
-/// What is known of the world outside, and who waits for it.
+/// State of prerequisites outside the flow, and the nodes that wait for them.
 #[derive(Debug, Default)]
 pub(super) struct PrerequisiteState {
     signals: BTreeSet<SignalName>,
@@ -24,11 +24,11 @@ pub(super) struct PrerequisiteState {
 enum AwaitedFlow {
     Open,
     Finished,
-    /// It can never be FINISHED: it ended otherwise, or there is none.
+    /// The flow can never be FINISHED: it ended otherwise, or there is none.
     Impossible(Option<FlowStatus>),
 }
 
-/// Whether the world outside lets a node run.
+/// Verdict on the prerequisites of a node.
 pub(super) enum PrerequisiteVerdict {
     /// Nothing is missing.
     Met,
@@ -45,7 +45,7 @@ impl PrerequisiteState {
 }
 
 impl Pass<'_, '_, '_> {
-    /// Somebody gave the flow a signal.
+    /// Records a signal to the flow, and wakes the nodes that wait for it.
     pub(super) fn signal(&mut self, name: SignalName) {
         if self.engine.waits.signals.insert(name.clone()) {
             self.wake_waiters(&Prerequisite::Signal(name));
@@ -106,7 +106,7 @@ impl Pass<'_, '_, '_> {
         if waits { PrerequisiteVerdict::Waits } else { PrerequisiteVerdict::Met }
     }
 
-    /// Whether it is met, or why it never will be.
+    /// Returns true if the prerequisite is met, or the reason why it never will be.
     fn is_met(&mut self, prerequisite: &Prerequisite) -> Result<bool, String> {
         match prerequisite {
             Prerequisite::Signal(name) => Ok(self.engine.waits.signals.contains(name)),
@@ -133,7 +133,7 @@ impl Pass<'_, '_, '_> {
     }
 }
 
-/// What is missing, as it was written.
+/// Lists the missing prerequisites, as they were written.
 fn list(missing: &[Prerequisite]) -> String {
     let mut text = String::from("for ");
     for (i, prerequisite) in missing.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! What supervisors, and whoever is on the way to them, say of an attempt.
+//! Reports on an attempt, from supervisors and from those that deliver to them.
 
 use std::cmp::Ordering;
 use std::time::Duration;
@@ -15,23 +15,23 @@ use crate::json_size;
 use crate::retry::{self, AttemptFailure, RetryCounters, RetryVerdict};
 use crate::transition::NodeTransitionEvent;
 
-/// What is known of how an attempt ended.
+/// Known facts of how an attempt ended.
 pub(super) struct AttemptClosure {
     start_time: Option<Timestamp>,
     end_time: Timestamp,
     exit_code: Option<i32>,
     output_bytes: u64,
     instance: Option<String>,
-    /// What was killed with it, in words.
+    /// Processes that were killed with the attempt, in words.
     killed: Option<String>,
-    /// Its instance vanished.
+    /// Set when the attempt's instance vanished.
     died: bool,
-    /// Somebody who knows said that it is not under way any more.
+    /// Set when a reliable source said that the attempt is not in flight any more.
     pub(super) confirmed: bool,
 }
 
 impl AttemptClosure {
-    /// It is not known to have begun.
+    /// Closure of an attempt that is not known to have begun.
     pub(super) const fn unstarted(now: Timestamp, confirmed: bool) -> Self {
         Self {
             start_time: None,
@@ -45,7 +45,7 @@ impl AttemptClosure {
         }
     }
 
-    /// What the supervisor said, its times between the dispatch and now.
+    /// Closure as the supervisor reported it, with times clamped between the dispatch and now.
     fn reported(end: &AttemptEnd, node: &FlowNode, now: Timestamp) -> Self {
         let end_time = within(end.end_time, node, now);
         Self {
@@ -329,7 +329,7 @@ impl Pass<'_, '_, '_> {
             || self.engine.flow.cancel_requested_time.is_some()
     }
 
-    /// Who cancelled it decides what its dependants see, so that it is kept.
+    /// Returns the reason of the cancellation. A node's own is kept, since it decides what the dependants see.
     fn cancel_reason(&self, index: NodeIndex) -> Reason {
         let node = self.engine.node(index);
         let kept = node.reason.clone().filter(|_| node.cancel_requested_time.is_some());
@@ -344,12 +344,12 @@ pub(super) fn add(reason: &mut Reason, text: &str) {
     reason.detail.push_str(text);
 }
 
-/// Whether a report says that the attempt is under way.
+/// Returns true if a report says that the attempt is in flight.
 pub(super) const fn reports_alive(kind: &ReportKind) -> bool {
     matches!(kind, ReportKind::Accepted { .. } | ReportKind::Started { .. })
 }
 
-/// Whether the instance that had an attempt vanished with it.
+/// Returns true if the instance that had an attempt vanished with it.
 fn is_death(end: &AttemptEnd) -> bool {
     let by_reason = end.reason.as_ref().is_none_or(|reason| reason.code == ReasonCode::InstanceLost);
     end.outcome == Outcome::Lost && by_reason

@@ -1,4 +1,4 @@
-//! A flow that is run again: its nodes begin anew, in pieces.
+//! Reruns of a flow: its nodes are reset in pieces.
 //!
 //! Which nodes are still to be reset follows from what is stored (see [`crate::rerun`]), so that an owner
 //! that dies between two pieces loses nothing and no node is reset twice. Nothing else happens before the
@@ -27,7 +27,7 @@ impl Engine {
 }
 
 impl Pass<'_, '_, '_> {
-    /// Resets nodes while there is room; gives whether all are.
+    /// Resets nodes while there is room; returns true once all are.
     pub(super) fn reset(&mut self) -> bool {
         if self.engine.resets.is_empty() {
             return true;
@@ -46,8 +46,8 @@ impl Pass<'_, '_, '_> {
     }
 }
 
-/// Forgets everything that the generation before left in a node. The attempt's number is used again only
-/// when nobody outside ever heard it.
+/// Resets everything that the generation before left in a node. The attempt's number is used again only
+/// when it was never sent anywhere.
 fn begin_anew(node: &mut FlowNode, generation: Generation) {
     if node.dispatch_time.is_some() {
         node.attempt.0 += 1;

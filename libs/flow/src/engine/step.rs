@@ -1,4 +1,4 @@
-//! What goes into a step and what comes out of it.
+//! Inputs and outputs of a step.
 
 use std::collections::VecDeque;
 
@@ -16,16 +16,16 @@ use crate::transition::{IllegalTransition, NodeTransitionEvent};
 pub enum FlowEngineInput {
     /// The flow begins.
     Start,
-    /// Word of an attempt.
+    /// Reports on an attempt.
     Report(NodeReport),
-    /// Somebody cancels the flow.
+    /// Cancels the flow.
     CancelFlow {
         /// Seconds between asking a script to end and ending it.
         grace_secs: u32,
     },
-    /// Somebody cancels one node.
+    /// Cancels one node.
     CancelNode(JobId),
-    /// Somebody has given the flow this signal.
+    /// Gives the flow this signal.
     Signal(SignalName),
     /// Where another flow stands: the answer to one of [`FlowStepOutput::flow_queries`].
     FlowState {
@@ -34,8 +34,8 @@ pub enum FlowEngineInput {
         /// Nothing when there is no such flow.
         status: Option<FlowStatus>,
     },
-    /// The supervisor behind this runner is lost, and every attempt there with it. Whoever says so says
-    /// it again after a crash: what is left of it is not stored.
+    /// The supervisor behind this runner is lost, and every attempt there with it. The caller repeats
+    /// this after a crash: unfinished work on it is not stored.
     SupervisorLost(RunnerId),
     /// The places where jobs can run have changed. (That a time has come needs
     /// no input: every step looks at the time.)
@@ -61,11 +61,11 @@ impl EngineInputQueue for VecDeque<FlowEngineInput> {
     }
 }
 
-/// What a node asks of the place where it runs. Nodes that ask the same get
-/// the same answer within a step, once it is no.
+/// Placement requirements of a node. Nodes with equal requests get the same answer within a step, once
+/// it is no.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PlacementRequest<'a> {
-    /// Who has to execute it.
+    /// Type of the node's script.
     pub script_type: ScriptType,
     /// Where it wants to run.
     pub target: &'a NodeTarget,
@@ -76,7 +76,7 @@ pub struct PlacementRequest<'a> {
 /// There is no live place for a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NoDestination {
-    /// What is missing, for people.
+    /// The missing requirement, for people.
     pub why: String,
 }
 
@@ -95,7 +95,7 @@ pub trait Destinations {
     }
 }
 
-/// What a step needs besides its inputs.
+/// Services that a step needs besides its inputs.
 pub struct StepEnvironment<'a> {
     /// Where jobs can run.
     pub destinations: &'a mut dyn Destinations,
@@ -103,7 +103,7 @@ pub struct StepEnvironment<'a> {
     pub jitter: &'a mut dyn FnMut() -> f64,
 }
 
-/// What has to be stored and sent.
+/// Changes to store and messages to send.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct FlowStepOutput {
     /// The nodes that changed, each once; their present state is the engine's.
@@ -112,7 +112,7 @@ pub struct FlowStepOutput {
     pub flow_changed: bool,
     /// The flow's changes of status, in order.
     pub flow_transitions: Vec<(FlowStatus, FlowStatus)>,
-    /// What to send, by runner. Its nodes are DISPATCHED once the step is stored.
+    /// Attempts to send, by runner. Their nodes are DISPATCHED once the step is stored.
     pub dispatches: Vec<Dispatch>,
     /// Attempts to stop, once the step is stored.
     pub stops: Vec<Stop>,
@@ -125,10 +125,10 @@ pub struct FlowStepOutput {
     pub losses: Vec<ReasonCode>,
     /// Reports that changed nothing.
     pub stale: Vec<StaleReport>,
-    /// What was reported cannot be explained by what is in memory, and is kept there: it has to be made sure
-    /// that this is what is stored before the report is acknowledged.
+    /// Set when reports that memory cannot explain are kept there: before acknowledging them, the owner must make
+    /// sure that memory matches the store.
     pub has_unstored_reports: bool,
-    /// What was asked but is not legal. Nothing was changed by it.
+    /// Requests that were not legal. They changed nothing.
     pub refused: Vec<RefusedTransition>,
     /// There is more to do at once.
     pub more: bool,
@@ -137,7 +137,7 @@ pub struct FlowStepOutput {
 }
 
 impl FlowStepOutput {
-    /// Whether there is nothing to store.
+    /// Returns true if there is nothing to store.
     #[must_use]
     pub const fn is_unchanged(&self) -> bool {
         self.changed.is_empty() && !self.flow_changed
@@ -149,7 +149,7 @@ impl FlowStepOutput {
 pub struct ChangedNode {
     /// The node.
     pub node: NodeIndex,
-    /// Its state before the step.
+    /// State of the node before the step.
     pub before: NodeState,
     /// The states it went through, in order. Empty when only other fields changed.
     pub transitions: Vec<NodeTransition>,
@@ -161,7 +161,7 @@ pub struct ChangedNode {
 /// One change of a node's state.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NodeTransition {
-    /// What happened.
+    /// Event that caused the transition.
     pub event: NodeTransitionEvent,
     /// The state before.
     pub from: NodeState,
@@ -197,7 +197,7 @@ pub struct Stop {
     pub grace_secs: u32,
 }
 
-/// A report that changed nothing: a repetition, or word of an attempt that is closed.
+/// Report that changed nothing: a repetition, or one on a closed attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StaleReport {
     /// The attempt it is of.
@@ -211,6 +211,6 @@ pub struct StaleReport {
 pub struct RefusedTransition {
     /// The node; absent when it is about the flow.
     pub node: Option<NodeIndex>,
-    /// What cannot happen.
+    /// The illegal transition.
     pub error: IllegalTransition,
 }

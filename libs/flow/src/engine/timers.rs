@@ -8,26 +8,26 @@ use model::{Flow, FlowNode, NodeState, Prerequisite, ReasonCode, Timestamp};
 
 use crate::graph::NodeIndex;
 
-/// What is due at a time.
+/// Kind of a node's timer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum NodeTimerKind {
     /// A time that it waits for has come.
     Prerequisite,
-    /// Its back-off is over.
+    /// The node's back-off is over.
     BackOff,
-    /// That a cancelled or expired attempt has ended was not confirmed.
+    /// The end of a cancelled or expired attempt was not confirmed.
     Unconfirmed,
-    /// It did not start in time.
+    /// The attempt did not start in time.
     Queue,
-    /// No supervisor accepted it, and whoever delivers it did not say so.
+    /// No supervisor accepted the attempt, and its delivery was not reported as failed.
     Ack,
-    /// Its end did not come in time.
+    /// The attempt's end did not come in time.
     Result,
-    /// It ran too long, and the supervisor did not say so.
+    /// The attempt ran too long, and the supervisor did not say so.
     Run,
 }
 
-/// What is due next for a node.
+/// Returns the next timer of a node.
 pub(super) fn next(node: &FlowNode, flow: &Flow) -> Option<(Timestamp, NodeTimerKind)> {
     match node.state {
         NodeState::Pending => next_awaited(node).map(|time| (time, NodeTimerKind::Prerequisite)),
@@ -75,7 +75,7 @@ fn result(node: &FlowNode) -> Option<(Timestamp, NodeTimerKind)> {
     after(node.dispatch_time, node.policy.timeout_result, 0, NodeTimerKind::Result)
 }
 
-/// So many seconds, and some for good measure, after `from`; nothing without a limit.
+/// Returns the time `secs` and a grace period after `from`; nothing without a limit.
 fn after(
     from: Option<Timestamp>,
     secs: u32,

@@ -26,12 +26,12 @@ use crate::transition::NodeTransitionEvent;
 /// Attempts of one generation that may follow the one that is stored. Those that come back unstarted are not counted.
 const AHEAD_MAX: u32 = RETRIES_MAX + LOSSES_MAX;
 
-/// What is kept of one attempt: it is accepted, starts and ends.
+/// Reports kept of one attempt at most: accepted, started, ended.
 const KEPT_MAX: usize = 4;
 
 impl Pass<'_, '_, '_> {
-    /// Whether `report`, of the current attempt or a later one, tells of an attempt that was sent though
-    /// the store does not know it.
+    /// Returns true if `report`, of the current attempt or a later one, shows that an attempt was sent that
+    /// the store does not know.
     pub(super) fn is_unstored(&self, index: NodeIndex, report: &NodeReport) -> bool {
         let node = self.engine.node(index);
         let ahead = report.job_key.attempt.0.saturating_sub(node.attempt.0);

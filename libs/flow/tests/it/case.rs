@@ -29,13 +29,13 @@ pub(crate) fn signal(i: usize) -> SignalName {
     SIGNALS[i].parse().unwrap()
 }
 
-/// What a node's `when` compares; the reference knows it by this, the engine by its text.
+/// Comparison in a node's `when`; the reference model reads it in this form, the engine as text.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum When {
     Equal(usize, i64),
     NotEqual(usize, i64),
     Less(usize, i64),
-    /// It is no answer.
+    /// Gives a number, which is no answer.
     Number(usize),
 }
 
@@ -50,7 +50,7 @@ impl When {
     }
 }
 
-/// What a node gives for `k` in a generation; one in four gives nothing.
+/// Returns a node's result for `k` in a generation; one in four gives nothing.
 pub(crate) fn value(node: usize, generation: usize) -> Option<i64> {
     let value = (node + generation) % 4;
     (value < 3).then(|| i64::try_from(value).unwrap())
@@ -61,7 +61,7 @@ pub(crate) struct Case {
     /// Each depends on earlier ones only.
     pub(crate) specs: Vec<NodeSpec>,
     pub(crate) whens: Vec<Option<When>>,
-    /// Whether a try of a node succeeds, the same in every generation but for its parity.
+    /// Outcomes by node and try: true for success. The same in every generation, except that some flip after the first.
     pub(crate) outcomes: Vec<Vec<bool>>,
     /// How many attempts of a node end with their instance before the first one that is decided by its script.
     pub(crate) kills: Vec<u32>,
@@ -71,7 +71,7 @@ pub(crate) struct Case {
 }
 
 impl Case {
-    /// Whether try `tries` of node `node` succeeds in `generation`, counted from 0.
+    /// Returns true if try `tries` of node `node` succeeds in `generation`, counted from 0.
     pub(crate) fn succeeds(&self, node: usize, generation: usize, tries: usize) -> bool {
         self.outcomes[node][tries] ^ (generation > 0 && (node + generation).is_multiple_of(3))
     }
@@ -154,7 +154,7 @@ fn node(i: usize, choices: &Choices, ancestors: &[usize]) -> (NodeSpec, Option<W
     (spec, when)
 }
 
-/// What comes before each node.
+/// Returns all nodes before each node.
 fn ancestors(choices: &[Choices]) -> Vec<Vec<usize>> {
     let mut all: Vec<Vec<usize>> = Vec::new();
     for node in choices {

@@ -18,7 +18,7 @@ use crate::world::{
 struct Attempt {
     /// How it will end, if it is let.
     end: ReportKind,
-    /// It has not ended.
+    /// True while the attempt has not ended.
     lives: bool,
     /// Nothing is heard of it, and it hears nothing.
     is_cut_off: bool,
@@ -28,7 +28,7 @@ pub(crate) struct Fate<'c> {
     pub(crate) world: World,
     dice: Dice,
     case: &'c Case,
-    /// What supervisors have, and had: a key is executed once.
+    /// Attempts that supervisors have, and had: a key is executed once.
     attempts: BTreeMap<JobKey, Attempt>,
     /// Stops on their way, in no order.
     stops: Vec<JobKey>,
@@ -110,7 +110,7 @@ impl<'c> Fate<'c> {
         self.world.run_again(rerun, |_| {});
     }
 
-    /// What a step says takes effect once it is stored; an owner that dies then has sent no stops.
+    /// Carries out a step's outputs once it is stored; an owner that dies then has sent no stops.
     fn take(&mut self, step: &FlowStepOutput, dies: bool) {
         self.asked.extend(&step.flow_queries);
         self.no_two_live(step);
@@ -216,7 +216,7 @@ impl<'c> Fate<'c> {
         }
     }
 
-    /// Something happens: a script ends, mail arrives, time passes, a place goes or comes, somebody wishes.
+    /// Makes one event happen: a script ends, a report arrives, time passes, a runner goes or comes, an input is given.
     fn happen(&mut self) {
         match self.dice.below(16) {
             0 => self.world.place.live = false,
@@ -243,7 +243,7 @@ impl<'c> Fate<'c> {
         }
     }
 
-    /// What lets the flow go on when nothing else does.
+    /// Lets the flow go on when nothing else does.
     fn go_on(&mut self) {
         let living: Vec<JobKey> = self.living().collect();
         if !living.is_empty() && self.dice.one_in(2) {
@@ -335,8 +335,8 @@ impl<'c> Fate<'c> {
         }
     }
 
-    /// The store loses its last steps; whoever owns the flow then asks what became of what it finds, and
-    /// messages that are on their way again arrive again.
+    /// Rolls the store back by its last steps; the flow's owner then reconciles the attempts that it finds, and
+    /// messages that are in flight again arrive again.
     fn go_back(&mut self) {
         let steps = 1 + self.dice.below(4);
         self.world.go_back(steps);
@@ -351,7 +351,7 @@ impl<'c> Fate<'c> {
         }
     }
 
-    /// What comes too late changes nothing.
+    /// Delivers what comes too late, which changes nothing.
     fn after_the_end(&mut self) {
         let mut late: VecDeque<FlowEngineInput> =
             self.mail.drain(..).chain(self.past.drain(..)).map(FlowEngineInput::Report).collect();

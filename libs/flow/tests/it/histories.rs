@@ -63,7 +63,7 @@ proptest! {
     }
 }
 
-/// That every other pair is refused is shown beside the table itself.
+/// Every legal transition occurs in the histories; the tests beside the table show that every other pair is refused.
 #[test]
 fn every_legal_transition_is_taken_by_some_history() {
     let mut runner = TestRunner::deterministic();

@@ -50,7 +50,7 @@ pub(crate) struct Place {
     pub(crate) live: bool,
 }
 
-/// Where the runner of this world can be found; others are at addresses that nobody knows.
+/// Source at an address: the one runner of this world is at a known address, all others are not.
 pub(crate) fn source(address: &str) -> ReportSource {
     ReportSource { address: address.to_owned(), topic: "supervisor.rpc".into() }
 }
@@ -65,7 +65,7 @@ impl Destinations for Place {
     }
 }
 
-/// What was seen so far, to check each step against.
+/// Observations so far, to check each step against.
 #[derive(Default, Clone)]
 struct Witness {
     dispatched: BTreeSet<(JobId, Attempt)>,

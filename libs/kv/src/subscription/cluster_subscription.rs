@@ -40,7 +40,7 @@ impl Drop for ClusterSubscriptionHandle {
 
 impl std::fmt::Debug for ClusterSubscription {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Everywhere({}, {:?})", self.cluster.shown, self.topics)
+        write!(f, "ClusterSubscription({}, {:?})", self.cluster.shown, self.topics)
     }
 }
 
@@ -49,7 +49,7 @@ impl ClusterSubscription {
         Self { cluster, topics, begun: None }
     }
 
-    /// As [`crate::Subscription::next`].
+    /// Waits for the next event, as [`crate::KvSubscription::next`] does.
     pub(super) async fn next(&mut self) -> KvSubscriptionEvent {
         let begun = self.begun.get_or_insert_with(|| {
             let (told, notices) = mpsc::channel(NOTICES_BUFFER);
@@ -64,7 +64,7 @@ impl ClusterSubscription {
     }
 }
 
-/// What one listener hears.
+/// Event of the listener at one node.
 type ClusterNodeEvent = (RedisAddress, KvSubscriptionEvent);
 
 struct ClusterSubscriptionTask {

@@ -1,4 +1,4 @@
-//! What a cluster asks of its clients.
+//! Demands of a cluster on its clients.
 
 use std::future::pending;
 use std::time::Duration;
@@ -175,7 +175,7 @@ async fn a_wait_follows(cluster: &mut RedisCluster, kv: &Kv) {
     cluster.settle();
 }
 
-/// Nobody loses a connection: it is told by what the nodes answer.
+/// Swaps primary and replica without the loss of a connection: the client learns of it by the nodes' answers.
 async fn a_replica_takes_over_from_a_living_primary(cluster: &RedisCluster, kv: &Kv) {
     let tag = TAGS[3];
     let before = raised(kv, tag).await;

@@ -38,7 +38,7 @@ impl Pair {
         wait_until(linked, PATIENCE, "the replica is there").await;
     }
 
-    /// Whom this server knows for a client that did this last.
+    /// Returns the id of the client whose last command at this server was `did`.
     fn client(&self, did: &str) -> Option<String> {
         let list = self.primary.raw(0, &["CLIENT", "LIST"]);
         let client = list.lines().find(|line| line.split(' ').any(|word| word == format!("cmd={did}")))?;

@@ -7,9 +7,9 @@ use serde::Deserialize;
 use super::{NodeReport, ReportKind, ReportSource};
 use crate::id::{ContextId, FlowId, JobKey};
 
-/// Which attempt an execution is, and of what.
+/// Head of an execution: its attempt, context and flow.
 ///
-/// An execution is written with these three first, so that whoever passes it on need not read the rest of it.
+/// An execution is written with these three first, so that services that forward it need not read the rest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 pub struct ExecutionHead {
     /// Names the attempt for ever.

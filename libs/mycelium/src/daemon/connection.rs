@@ -15,10 +15,10 @@ use super::{Config, Timings};
 
 /// How often the daemon's description of itself is read again.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
-/// How long it may take to give it: it answers nobody while somebody else's pop waits on it.
+/// Time limit to read it: the daemon answers no one while another client's pop waits on it.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// One connection at a time. Everybody who calls shares it; whoever finds it broken says so.
+/// Shared connection, one at a time. A caller that finds it broken reports that.
 #[derive(Debug)]
 pub(super) struct DaemonConnection {
     url: String,
@@ -127,7 +127,7 @@ impl DaemonConnection {
         Ok((Arc::new(api), node))
     }
 
-    /// Until it is gone, or somebody found that out.
+    /// Waits until the connection is gone, or a caller has found that out.
     async fn watch(&self, api: &Arc<DaemonApi>) {
         let mut current = self.api.subscribe();
         let mut next_look = Instant::now() + LOOK_EVERY;

@@ -3,7 +3,7 @@
 //! Each message is peeked at, handed over, kept in the daemon until its receipt says that it is persisted
 //! or [`Timings::hold`] has passed, popped, and acknowledged, in this order. The limit on that wait
 //! is what lets a handler ask its sender something while it works: the answer stands behind the message in
-//! the daemon. Whoever dies in between finds the message again, and its sender hears nothing and sends it
+//! the daemon. A process that dies in between finds the message again, and its sender hears nothing and sends it
 //! again; what is handed over twice then is told apart by its job key, above.
 //!
 //! [`Timings::hold`]: super::Timings::hold
@@ -98,7 +98,7 @@ struct ReceiverState {
     joiner: Reassembler,
     /// Plain messages that were handed over last.
     handed_over: VecDeque<(PublicKey, DaemonMessageId)>,
-    /// A message without topic that is somebody else's, and since when it is the oldest.
+    /// A message without topic that belongs to another process, and since when it is the oldest.
     foreign: Option<(DaemonMessageId, Instant)>,
     next_drain: Option<Instant>,
 }
@@ -416,8 +416,8 @@ impl DaemonBusInner {
         let _ = tokio::time::timeout(self.timings.hold, persisted).await;
     }
 
-    /// Hands over what a node that knows no frames replied to a plain message. It has no topic; it goes to whoever began
-    /// to listen first, see [`crate::Bus::listen`].
+    /// Hands over a plain node's reply to a plain message. A reply has no topic; it goes to the listener that
+    /// has listened for longest, see [`crate::Bus::listen`].
     pub(super) async fn hand_over_answer(&self, reply: DaemonMessage) {
         let Ok(DaemonPayload::Plain(payload)) = read(&reply.payload) else {
             return self.dropped("unreadable", "a reply that is no JSON-RPC");

@@ -15,7 +15,7 @@ pub struct Metrics {
     pub pops: IntCounter,
     /// Looks for messages that found none.
     pub empty_polls: IntCounter,
-    /// Payloads handed to whoever listens.
+    /// Payloads handed to listeners.
     pub received: IntCounter,
     /// Acknowledgements, and plain answers, that came after their push had stopped waiting.
     pub late_replies: IntCounter,
@@ -27,7 +27,7 @@ pub struct Metrics {
     pub expired: IntCounter,
     /// Messages that were dropped, by reason.
     pub dropped: IntCounterVec,
-    /// Times that a message had to wait because nobody took what came before it.
+    /// Times that a message had to wait because earlier ones were not consumed.
     pub inbox_full: IntCounter,
     /// Payloads that wait for their acknowledgement.
     pub in_flight: IntGauge,

@@ -1,4 +1,4 @@
-//! Sends: pushes a payload until the bus at the other end says that it has it, or nobody wants it any more.
+//! Sends: pushes a payload until the bus at the other end acknowledges it, or its deadline is over.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,7 +20,7 @@ use super::frame::{
 };
 use super::node_channel::NodeChannel;
 
-/// How long somebody who is short of something is left alone.
+/// Pause before a node or daemon that lacks room or parts is tried again.
 const BUSY_PAUSE: Duration = Duration::from_millis(200);
 /// How long a push to a node that may not be there waits for its acknowledgement, at most.
 const PROBE_REPLY_SECS: u64 = 2;
@@ -391,7 +391,7 @@ impl DaemonBusInner {
         }
     }
 
-    /// Until our daemon has it: whoever waits for a reply hears nothing else, and asks again when it gets lost.
+    /// Sends a reply until our daemon has it: its receiver confirms nothing, and asks again when it gets lost.
     async fn reply_plain(
         &self,
         lane: &NodeChannel,
@@ -473,7 +473,7 @@ impl DaemonBusInner {
     }
 }
 
-/// Counts down when whoever waits stops waiting, for whatever reason.
+/// Counts down when a sender stops waiting, for whatever reason.
 struct BusInFlightGuard<'a>(&'a prometheus::IntGauge);
 
 impl Drop for BusInFlightGuard<'_> {

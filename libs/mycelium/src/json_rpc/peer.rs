@@ -147,7 +147,7 @@ struct PendingCallBatch {
 
 impl fmt::Debug for JsonRpcPeer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Peer({} waiting)", self.waiting().batches.len())
+        write!(f, "JsonRpcPeer({} waiting)", self.waiting().batches.len())
     }
 }
 
@@ -483,7 +483,7 @@ impl JsonRpcPeer {
     }
 }
 
-/// See [`Peer::downgrade`].
+/// See [`JsonRpcPeer::downgrade`].
 pub(crate) struct WeakJsonRpcPeer(Weak<JsonRpcPeerInner>);
 
 impl WeakJsonRpcPeer {

@@ -49,7 +49,7 @@ fn key_to_wire(key: &model::actor::ActorKey) -> v1::ActorKey {
     }
 }
 
-/// What a registration asks for.
+/// Registration of an actor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewActor {
     /// The wished id.
@@ -74,7 +74,7 @@ pub fn from_register(request: v1::RegisterActorRequest) -> Result<NewActor, Viol
     violations.into_result(Some(NewActor { id: (id != 0).then_some(ActorId(id)), pubkey, address }))
 }
 
-/// What a change of an actor asks for.
+/// Change of an actor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ActorChange {
     /// Which one.
@@ -103,10 +103,10 @@ pub fn from_update(request: v1::UpdateActorRequest) -> Result<ActorChange, Viola
     }))
 }
 
-/// What a rotation asks for.
+/// Rotation of an actor's key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeyRotation {
-    /// Of which actor.
+    /// Actor whose key is rotated.
     pub id: ActorId,
     /// The revision that the change builds on; nothing for any.
     pub expected_revision: Option<Revision>,
@@ -114,7 +114,7 @@ pub struct KeyRotation {
     pub pubkey: String,
     /// How many seconds the former keys count beside it.
     pub overlap_secs: u32,
-    /// Whether client certificates that were issued until now cease to count.
+    /// Revokes the client certificates that were issued until now.
     pub revoke_certificates: bool,
 }
 

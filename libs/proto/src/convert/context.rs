@@ -43,22 +43,22 @@ pub fn to_wire(context: &model::Context) -> v1::Context {
     }
 }
 
-/// What a creation asks for.
+/// Creation of a context.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewContext {
     /// The wished id.
     pub id: Option<ContextId>,
-    /// May do everything, besides whoever creates it.
+    /// May do everything, besides its creator.
     pub admins: BTreeSet<ActorId>,
     /// May look.
     pub readers: BTreeSet<ActorId>,
     /// May run.
     pub executors: BTreeSet<ActorId>,
-    /// Its switches.
+    /// Settings of the context.
     pub settings: ContextSettings,
 }
 
-/// What a change asks for.
+/// Change of a context.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ContextChange {
     /// Which one.
@@ -71,7 +71,7 @@ pub struct ContextChange {
     pub readers: Option<BTreeSet<ActorId>>,
     /// May run.
     pub executors: Option<BTreeSet<ActorId>>,
-    /// Its switches.
+    /// Settings of the context.
     pub settings: Option<ContextSettings>,
 }
 

@@ -337,7 +337,7 @@ pub fn job_from_wire(job: v1::JobSpec, at: &str, violations: &mut Violations) ->
     Some(JobSpec { script_type, script, env_vars, files, outputs, signature })
 }
 
-/// What could be read of a job.
+/// Readable parts of a job.
 #[derive(Default)]
 struct JobParts {
     what: Option<(ScriptType, ScriptSource)>,

@@ -9,7 +9,7 @@ use crate::v1;
 /// Scripts that are longer are named by their hashes where jobs are listed.
 pub const LISTED_SCRIPT_BYTES_MAX: usize = 4096;
 
-/// What to execute, to the wire.
+/// Converts a job's spec to the wire.
 #[must_use]
 pub fn spec_to_wire(spec: &JobSpec) -> v1::JobSpec {
     let JobSpec { script_type, script, env_vars, files, outputs, signature } = spec;
@@ -27,7 +27,7 @@ pub fn spec_to_wire(spec: &JobSpec) -> v1::JobSpec {
     }
 }
 
-/// The same for a list, where a long script is named by its hash.
+/// Converts a job's spec for a list, where a long script is named by its hash.
 #[must_use]
 pub fn listed_spec_to_wire(spec: &JobSpec) -> v1::JobSpec {
     let mut wire = spec_to_wire(spec);

@@ -175,7 +175,7 @@ fn instance_from_wire(instance: v1::Instance) -> Result<InstanceInfo, WireRecord
     })
 }
 
-/// What a registration asks for.
+/// Registration of a runner.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewRunner {
     /// The wished id.
@@ -184,17 +184,17 @@ pub struct NewRunner {
     pub address: Address,
     /// The topic its requests travel under.
     pub topic: String,
-    /// What may be sent there.
+    /// Script types that may be sent there.
     pub script_types: Vec<ScriptType>,
     /// The group that jobs without one of their own go to.
     pub group: Option<Name>,
-    /// What selectors may ask for.
+    /// Labels that selectors may ask for.
     pub labels: BTreeMap<String, String>,
     /// The supervisor is on this machine.
     pub local: bool,
     /// The key that it signs with; empty when it is not known.
     pub signing_key: String,
-    /// What its requests travel in.
+    /// Form in which requests to the supervisor travel.
     pub envelope: EnvelopeForm,
     /// The name of the secret that goes with each plain request; empty for none.
     pub secret_ref: String,
@@ -203,14 +203,14 @@ pub struct NewRunner {
 /// The topic under which supervisors take requests unless their record says otherwise.
 pub const TOPIC_DEFAULT: &str = "supervisor.rpc";
 
-/// What a change of a runner asks for: the same as a registration, of a runner that is there.
+/// Change of a registered runner, with the fields of a registration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RunnerUpdate {
     /// Which one.
     pub id: RunnerId,
     /// The revision that the change builds on; nothing for any.
     pub expected_revision: Option<Revision>,
-    /// What is said of it from now on; its id is that of the runner.
+    /// Values from now on; the id in them is the runner's.
     pub values: NewRunner,
 }
 

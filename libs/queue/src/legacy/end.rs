@@ -1,4 +1,4 @@
-//! What an old worker wrote, as the end of an attempt.
+//! Reads the record that a legacy worker wrote as the end of an attempt.
 
 use std::collections::BTreeMap;
 
@@ -106,7 +106,7 @@ impl LegacyJobEnd {
         Reason::new(ReasonCode::RuntimeError, why.chars().take(1000).collect::<String>())
     }
 
-    /// What it gave: its result, and for want of one the end of what it printed.
+    /// Returns the job's result, or the tail of its output when it wrote no result.
     fn result(&self) -> std::result::Result<ResultMap, Reason> {
         if self.result_bytes > self.result.len() as u64 {
             return Err(too_large(self.result_bytes));

@@ -1,8 +1,8 @@
-//! What others push into our own queues, and what they take from them.
+//! Jobs that foreign clients push into our own queues, and jobs that foreign workers take from them.
 //!
-//! Instances put aside what they come to in a queue and is no job of ours; the supervisor adopts or refuses it. Where queues are
-//! open, workers of others may take jobs of ours as well: with a plain pop, so that a job that is missing is theirs when they say
-//! so in its hash, and is put back when nobody does.
+//! Instances set aside entries of a queue that are no jobs of ours; the supervisor adopts or refuses them. Where queues are
+//! open, foreign workers may take jobs of ours as well, with a plain pop: a missing job is theirs when they say so in its
+//! hash, and is put back when none does.
 
 use std::future::Future;
 use std::time::Duration;
@@ -40,7 +40,7 @@ const FULL: &str = "QUEUE_FULL: as many jobs wait as may";
 pub struct ForeignJob {
     /// Where it was pushed.
     pub queue: String,
-    /// What was pushed; what is no text is replaced.
+    /// Entry that was pushed; bytes that are not text are replaced.
     pub entry: String,
     /// Why it is not run; nothing for one that waits for an instance now.
     pub refused: Option<String>,
@@ -143,8 +143,8 @@ impl SupervisorQueues {
         Ok((told > 0).then_some(ForeignJob { queue, entry, refused: Some(why) }))
     }
 
-    /// Finds what others pushed for types of which no instance is here: nobody else would come to it. Does nothing where queues are
-    /// open: workers of others may be there.
+    /// Finds foreign entries for types of which no instance is here, since nothing else would look at them. Does nothing where
+    /// queues are open: foreign workers may be there.
     ///
     /// # Errors
     /// Any [`kv::Error`]; may be repeated.
@@ -165,8 +165,8 @@ impl SupervisorQueues {
         Ok(())
     }
 
-    /// Notices which jobs workers of others have taken from our queues, and puts back what nobody says to have. Does nothing where
-    /// queues are not open.
+    /// Notices which jobs foreign workers have taken from our queues, and puts back those that no worker claims. Does nothing
+    /// where queues are not open.
     ///
     /// # Errors
     /// Any [`kv::Error`]; may be repeated.
@@ -190,7 +190,7 @@ impl SupervisorQueues {
     }
 }
 
-/// What stands in the list of what others pushed: the queue and, behind a space, what they pushed.
+/// Reads an item of the list of foreign entries: the queue and, behind a space, the entry that was pushed.
 fn entry_of(context: ContextUid, entry: Vec<u8>) -> JobImportEntry {
     let text = String::from_utf8_lossy(&entry).into_owned();
     let (name, pushed) = text.split_once(' ').unwrap_or((&text, ""));

@@ -27,15 +27,15 @@ const FLOW_NAME: &str = "legacy";
 /// Runs the jobs of an old queue in a context.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PopBinding {
-    /// Where old dispatchers push them.
+    /// Queue that legacy dispatchers push to.
     pub queue: LegacyQueue,
-    /// What they are; another one is refused.
+    /// Script type of the jobs; a job of another type is refused.
     pub script_type: ScriptType,
-    /// As whose they run.
+    /// Context that the jobs run in.
     pub context: ContextUid,
 }
 
-/// What was taken in.
+/// Numbers of jobs that were imported or refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct JobImportCounts {
     /// Jobs that wait for an instance now.
@@ -48,31 +48,31 @@ pub struct JobImportCounts {
 pub(crate) struct JobImportEntry {
     /// The list that it is taken out of.
     pub(crate) list: String,
-    /// As it stands there, whatever it is.
+    /// Raw entry of that list, whatever its content.
     pub(crate) entry: Vec<u8>,
     /// The list that it was pushed to, and what it was there.
     pub(crate) pushed: (String, String),
-    /// What is known of it by that.
+    /// Legacy job that the pushed entry names, if it names one.
     pub(crate) job: Option<LegacyJob>,
-    /// What it has to be.
+    /// Script type that the job must have.
     pub(crate) script_type: ScriptType,
-    /// As whose it would run.
+    /// Context that the job would run in.
     pub(crate) context: ContextUid,
     /// Where it would wait, if nothing is demanded.
     pub(crate) queue: WorkQueue,
 }
 
-/// What was found at the head of an old queue.
+/// Candidate for import, found at the head of a legacy queue.
 pub(crate) struct JobImportCandidate {
     at: JobImportEntry,
-    /// What is to run, or why it cannot.
+    /// Attempt to run with its grants, or the reason why it cannot run.
     pub(crate) work: std::result::Result<(Execution, Grants), String>,
 }
 
 impl SupervisorQueues {
-    /// Takes in what waits in an old queue, as long as fewer than `waiting_max` jobs wait for the instances of
-    /// the type. `grant` says what each is given, or why it may not run. How each ends is written where an old
-    /// worker would write it; nobody else hears of it.
+    /// Imports the jobs that wait in a legacy queue, as long as fewer than `waiting_max` jobs wait for the instances of
+    /// the type. `grant` says what each is given, or why it may not run. How each ends is written where a legacy
+    /// worker would write it, and reported nowhere else.
     ///
     /// # Errors
     /// Any [`kv::Error`]; may be repeated.
@@ -235,7 +235,7 @@ impl JobImportCandidate {
     }
 }
 
-/// What an old job says.
+/// Content of a legacy job.
 struct JobImportSpec {
     timeout_secs: u32,
     script: String,

@@ -1,12 +1,12 @@
--- Takes a job in.
+-- Accepts a job into its queue.
 -- KEYS = binding jobs queue
 -- ARGV = key hash coordinator queue_max old_queue condition nonce nonce_end node weight
 --
--- `binding` and `jobs` are those of its context, which has `weight` turns for one of another. `queue_max` is how many may wait.
--- `old_queue` is where old workers are shown it too, '' for none. `condition` is `known` when the job is taken only if it is
--- known. `nonce` is what its signature belongs to, '' for none; it is remembered until `nonce_end`, in milliseconds since 1970.
--- `node` is the node of a bus through which its coordinator is heard, '' for none. Behind the arguments come fields of the job's
--- hash.
+-- `binding` and `jobs` belong to the job's context, which has `weight` turns for one of another. `queue_max` is the maximum number
+-- of waiting jobs. `old_queue` is the old queue that also offers the job to old workers, '' for none. `condition` is `known` when
+-- the job is accepted only if it is known. `nonce` is the key that binds its signature to the job, '' for none; it is kept until
+-- `nonce_end`, in milliseconds since 1970. `node` is the node of a bus through which its coordinator is heard, '' for none. After
+-- the arguments follow fields of the job's hash.
 local key, hash, coordinator, queue, old, node = ARGV.key, ARGV.hash, ARGV.coordinator, KEYS.queue, ARGV.old_queue, ARGV.node
 local job = JOB .. key
 local context = redis.call('HMGET', KEYS.binding, 'coordinator', 'dropped_by', 'weight')
@@ -25,7 +25,7 @@ if known[1] then
   if known[1] ~= hash then
     return redis.error_reply('KEY_CONFLICT this job key is known with other content')
   end
-  -- Before anything is promised: its coordinator has to be told of it.
+  -- Notes the node before anything is promised: later reports have to reach the coordinator.
   if node ~= '' then note_node(coordinator, node) end
   tell_again(key)
   return {0, known[2]}
@@ -36,14 +36,14 @@ end
 if redis.call('EXISTS', STOP .. key) == 1 then
   return redis.error_reply('STOPPED this job was stopped before it arrived')
 end
--- Not the context's: whoever has it next must not use what was signed for whoever had it before.
+-- The nonce is not bound to the context: a later coordinator of the context must not use signatures made for the former one.
 local nonce, owner = ARGV.nonce, string.match(key, '^%x+%-(%x+%-%d+)%-%d+$')
 local first = nonce ~= '' and redis.call('GET', nonce)
 if first and first ~= owner then
   return redis.error_reply('SIGNATURE_REFUSED another job was run with this signature: it was signed for one')
 end
 if nonce ~= '' then
-  -- Fetching what it needs may have taken long, and whose a signature was is not remembered beyond its end.
+  -- Checks the end again: fetching blobs may have taken long, and a nonce is not kept beyond its end.
   local t = read_clock()
   if t[1] * 1000 + math.floor(t[2] / 1000) >= tonumber(ARGV.nonce_end) then
     return redis.error_reply('SIGNATURE_REFUSED the signature of its actor is over')
@@ -58,7 +58,7 @@ if length >= tonumber(ARGV.queue_max) then
   return redis.error_reply('QUEUE_FULL the queue holds ' .. length .. ' jobs, its limit is ' .. ARGV.queue_max)
 end
 local time = now()
--- Of all that is written, first what Redis refuses at `maxmemory`: after another write it would let all pass.
+-- Runs first of all writes, because Redis refuses it at `maxmemory`: after another write Redis would let everything pass.
 local seq = redis.call('INCR', SEQ)
 if not bound then
   redis.call('HDEL', KEYS.binding, 'dropped_by')
@@ -79,7 +79,7 @@ if taker then
 end
 redis.call('HSET', job, 'key', key, 'hash', hash, 'coordinator', coordinator, 'queue', queue, 'seq', seq,
   'state', state, 'status', state, 'queued_at', time, 'log_offset', 0, unpack(ARGV, ARGV_NAMED + 1))
--- Who else is there decides whether anybody may have all slots.
+-- Records the caller as present: with several callers present, none may have all slots.
 redis.call('ZADD', CALLERS, time, owner_of(coordinator, of.caller))
 redis.call('ZADD', KEYS.jobs, '+inf', key)
 redis.call('SADD', QUEUES, queue)

@@ -1,10 +1,10 @@
--- The coordinator has these events.
+-- Acknowledges events that the coordinator has received.
 -- KEYS = done
 -- ARGV = group keep_secs
 --
--- `group` is a consumer group; `keep_secs` is how long ended jobs are kept. Behind the arguments come pairs of an entry's id and
+-- `group` is a consumer group; `keep_secs` is how long ended jobs are kept. After the arguments follow pairs of an entry's id and
 -- the key of the job whose last event it is, '' for none.
--- Gives the keys of those that are forgotten now.
+-- Returns the keys of the jobs that are forgotten now.
 use_reserve()
 local forgotten, entries = {}, {}
 for i = ARGV_NAMED + 1, #ARGV, 2 do

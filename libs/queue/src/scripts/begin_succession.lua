@@ -1,7 +1,7 @@
--- A coordinator has another root from now on; the old one is refused. What is bound to it follows in steps (`succeed`).
+-- Begins a root key rotation: the old root is refused from now on. `succeed` transfers everything bound to it in steps.
 -- ARGV = old_root new_root authority
 --
--- `authority` is `operator` when somebody decides who may bring back a root that was succeeded.
+-- `authority` is `operator` if the operator decides, who may restore a root that was succeeded.
 local old, new = ARGV.old_root, ARGV.new_root
 local after = redis.call('HGET', SUCCESSORS, old)
 if after == new then return 'known' end
@@ -12,10 +12,10 @@ local beyond = redis.call('HGET', SUCCESSORS, new)
 if beyond and ARGV.authority ~= 'operator' then
   return redis.error_reply('ROOT_SUCCEEDED ' .. new .. ' was succeeded itself, by ' .. beyond)
 end
--- Nothing is kept of strangers.
+-- Nothing is kept of roots without contexts.
 if redis.call('EXISTS', CONTEXTS .. old) == 0 then return 'unknown' end
 redis.call('HDEL', SUCCESSORS, new)
--- Each leads to the last one.
+-- Points every root at the last one.
 local roots = redis.call('HGETALL', SUCCESSORS)
 for i = 1, #roots, 2 do
   if roots[i + 1] == old then redis.call('HSET', SUCCESSORS, roots[i], new) end

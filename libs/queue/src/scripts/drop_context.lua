@@ -1,9 +1,9 @@
--- Forgets jobs of a context, a part of them at a time; once there are none, its binding. What runs is told to
--- stop and forgotten when it has ended; old workers cannot be told.
+-- Forgets jobs of a context, a part of them at a time; once there are none, its binding. Running jobs are told to
+-- stop and forgotten when they have ended; old workers cannot be told.
 -- KEYS = binding jobs
 -- ARGV = coordinator kept count refuse_secs
 --
--- `kept` is how many were kept of the parts before, `count` how many are looked at. `refuse_secs` is how long late jobs are
+-- `kept` is the number of jobs that earlier parts kept, `count` the number to look at. `refuse_secs` is how long late jobs are
 -- refused.
 use_reserve()
 local bound = redis.call('HGET', KEYS.binding, 'coordinator')
@@ -20,7 +20,7 @@ local function forget(key, worker, seq)
   end
   redis.call('DEL', job, REPLY .. key, STOP .. key)
   if is_old_worker(worker) then
-    -- What it may still write must not stay for ever.
+    -- Lets the job expire, because the old worker may still write to it.
     redis.call('ZREM', CLAIMS .. worker, key)
     redis.call('HSET', job, 'dropped', 1)
     redis.call('EXPIRE', job, 86400)
@@ -44,8 +44,8 @@ end
 
 local offset, count = tonumber(ARGV.kept), tonumber(ARGV.count)
 
--- An old queue is emptied from its head: to look in it for each job would cost their number squared. False: what
--- stands first there is of other contexts.
+-- Empties an old queue from its head: searching it for each job would cost their number squared. Returns false when
+-- the first entry belongs to another context.
 local emptied = {}
 local function emptied_from_its_head(old)
   if emptied[old] == nil then
@@ -65,7 +65,7 @@ local looked, kept = #keys, 0
 for _, key in ipairs(keys) do
   local known = redis.call('HMGET', JOB .. key, 'state', 'legacy')
   if known[1] == 'queued' and known[2] and emptied_from_its_head(known[2]) then
-    -- Its turn is now, or in the next part.
+    -- Counts the part as full: the job was dropped with its old queue, or will be in the next part.
     looked = count
   else
     kept = kept + drop(key)

@@ -1,9 +1,9 @@
--- Forgets what happened to a context's jobs and was not told yet, a part of the stream at a time.
+-- Drops the events of a context's jobs that were not delivered yet, a part of the stream at a time.
 -- KEYS = done
 -- ARGV = group prefix from count
 --
--- `group` is a consumer group, `prefix` what the context's job keys begin with. `from` is the first entry, `count` how many are
--- looked at.
+-- `group` is a consumer group, `prefix` the beginning of the context's job keys. `from` is the first entry, `count` the number of
+-- entries to look at.
 use_reserve()
 local entries = redis.call('XRANGE', KEYS.done, ARGV.from, '+', 'COUNT', ARGV.count)
 local last = ''

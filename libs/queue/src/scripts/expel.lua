@@ -1,4 +1,4 @@
--- Makes an instance absent whose process is known to be dead, unless another life of it is there.
+-- Makes an instance absent whose process is known to be dead, unless another life of it is present.
 -- KEYS = presence
 -- ARGV = life
 use_reserve()

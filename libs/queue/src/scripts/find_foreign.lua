@@ -1,9 +1,9 @@
--- Finds what others pushed into a queue that nobody takes from: the first entries of it.
+-- Finds foreign entries at the head of a queue that no instance takes from.
 -- KEYS = queue
 -- ARGV = count
 --
--- `count` is how many are looked at.
--- Gives how many there were.
+-- `count` is the number of entries to look at.
+-- Returns how many were foreign.
 local found = 0
 local entries = redis.pcall('LRANGE', KEYS.queue, 0, ARGV.count - 1)
 if entries.err then return 0 end

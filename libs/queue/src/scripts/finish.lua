@@ -1,14 +1,14 @@
 -- Ends a running job.
 -- ARGV = key instance status event log_offset log
 --
--- `event` is that of the end. `log` is the event of the last piece of log, '' for none, and `log_offset` the offset behind it.
--- Behind the arguments come fields of the job's hash.
+-- `event` is the event of the end. `log` is the event of the last piece of log, '' for none, and `log_offset` the offset after it.
+-- After the arguments follow fields of the job's hash.
 use_reserve()
 local key, instance = ARGV.key, ARGV.instance
 local job = JOB .. key
 local known = redis.call('HMGET', job, 'state', 'claimed_by', 'log_offset', 'end', unpack(TO_END))
 if known[1] ~= 'started' or known[2] ~= instance then
-  -- Sent again after a lost answer.
+  -- Accepts a repeat whose first answer was lost.
   if known[2] == instance and known[4] == ARGV.event then
     return {1, known[1]}
   end

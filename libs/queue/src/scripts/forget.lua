@@ -1,9 +1,9 @@
--- Forgets attempts of a flow that is gone: at once those of whose end the coordinator has heard, others when it has. What waits
--- or runs goes on. What an old worker was given, or others may take, is kept for its time: they may still write it.
+-- Forgets attempts of a flow that is gone: at once those whose end the coordinator knows, others when it does. Waiting and
+-- running ones go on. Jobs that old workers or other takers may have are kept for their time: they may still be written to.
 -- ARGV = coordinator refuse_secs
 --
--- `refuse_secs` is how long late jobs are refused. Behind the arguments come job keys.
--- Gives the keys of those that are forgotten now.
+-- `refuse_secs` is how long late jobs are refused. After the arguments follow job keys.
+-- Returns the keys of the jobs that are forgotten now.
 use_reserve()
 local forgotten = {}
 for i = ARGV_NAMED + 1, #ARGV do

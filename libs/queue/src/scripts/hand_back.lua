@@ -1,4 +1,4 @@
--- Gives up to a number of waiting jobs of a queue back to who sent them.
+-- Returns up to a number of waiting jobs of a queue to their senders.
 -- KEYS = queue
 -- ARGV = count
 use_reserve()

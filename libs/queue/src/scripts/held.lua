@@ -1,10 +1,10 @@
--- What an instance has claimed, with what is needed to run it: for claims whose answer was lost.
+-- Returns the jobs that an instance has claimed, with everything needed to run them: for claims whose answer was lost.
 -- KEYS = presence
 -- ARGV = instance life
 --
--- Gives nothing to one whose place another has taken.
+-- Returns nothing to an instance that another life has replaced.
 if is_replaced(KEYS.presence, ARGV.life) then return {} end
--- Jobs that the instance was handed are among those that it has claimed.
+-- Jobs that were handed to the instance are among the claimed ones.
 redis.call('DEL', HANDED .. ARGV.instance)
 local held = {}
 for _, key in ipairs(redis.call('ZRANGE', CLAIMS .. ARGV.instance, 0, 999)) do

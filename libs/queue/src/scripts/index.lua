@@ -1,8 +1,8 @@
--- Notes whose contexts are, for stores of versions that did not. A part at a time.
+-- Indexes contexts by coordinator, for stores of versions that did not. A part at a time.
 -- ARGV = from count
 --
--- `from` is where to go on, `count` how many keys are looked at.
--- Gives where to go on; nothing when this was all.
+-- `from` is the cursor, `count` the number of keys to look at.
+-- Returns the next cursor; nothing when this was the last part.
 if redis.call('HEXISTS', SUPERVISOR, 'indexed') == 1 then return '' end
 local part = redis.call('SCAN', ARGV.from, 'MATCH', BINDING .. '*', 'COUNT', ARGV.count, 'TYPE', 'hash')
 for _, binding in ipairs(part[2]) do
@@ -12,7 +12,7 @@ for _, binding in ipairs(part[2]) do
   end
 end
 if part[1] ~= '0' then return part[1] end
--- Nothing is kept any more of those who are bound to nothing.
+-- Removes the nodes of coordinators without any context.
 local known = redis.call('HGETALL', SUPERVISOR)
 for i = 1, #known, 2 do
   if string.sub(known[i], 1, #NODE) == NODE

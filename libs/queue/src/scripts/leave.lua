@@ -1,4 +1,4 @@
--- Makes an instance absent, if it is this life that is present.
+-- Makes an instance absent if the present life is this one.
 -- KEYS = presence
 -- ARGV = instance life
 use_reserve()
@@ -8,7 +8,7 @@ if present then
   if known and life == ARGV.life then
     redis.call('DEL', KEYS.presence)
     take_nothing(ARGV.instance)
-    -- What it holds and does not know of ends as lost, when it is looked for.
+    -- Keeps an instance with claims that it does not know of in the set: they end as lost when it is looked for.
     if redis.call('EXISTS', CLAIMS .. ARGV.instance) == 0 then redis.call('SREM', INSTANCES, ARGV.instance) end
     return 1
   end

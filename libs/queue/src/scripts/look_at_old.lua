@@ -1,8 +1,8 @@
--- What waits at the head of an old queue, or of what was pushed into ours, each with what its dispatcher wrote.
+-- Returns the entries at the head of an old queue, or of the list of foreign entries, each with what its dispatcher wrote.
 -- KEYS = list
 -- ARGV = count script_bytes_max variables_bytes_max
 --
--- `list` is an old queue, or hero:foreign; `count` is how many are looked at.
+-- `list` is an old queue, or hero:foreign; `count` is the number of entries to look at.
 local found = {}
 local entries = redis.pcall('LRANGE', KEYS.list, 0, ARGV.count - 1)
 if entries.err then return found end

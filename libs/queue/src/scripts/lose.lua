@@ -1,8 +1,8 @@
--- Ends what an instance had started, as lost.
+-- Ends the jobs that an instance had started, as lost.
 -- KEYS = presence
 -- ARGV = instance count reason is_own
 --
--- `count` is how many at most, `reason` is JSON. `is_own` says that the instance itself asks, in a new life: it is present then.
+-- `count` is the maximum number, `reason` is JSON. `is_own` means that the instance itself asks, in a new life, and is present.
 use_reserve()
 if ARGV.is_own ~= '1' and redis.call('EXISTS', KEYS.presence) == 1 then
   return {-1}

@@ -1,13 +1,13 @@
--- Shared by every script, behind the names of keys, which libs/keys writes as Lua: the clock, events. Names of fields stand here, and
--- are compared with libs/keys by a test.
+-- Prelude of every script, behind the names of keys, which libs/keys writes as Lua: the clock, events. Names of fields are defined
+-- here, and a test compares them with libs/keys.
 -- A supervisor's Redis is never a cluster, so keys may be derived here.
--- Where a job stands is its `state`. `status` says the same for other readers, and old workers write it.
+-- A job's `state` is authoritative. `status` repeats it for other readers, and old workers write it.
 local OPEN = 'open_queues'
 local NODE = 'node:'
 local OLD_WORKER = 'legacy:'
 
--- Lets the rest of this script write where Redis is at `maxmemory` too: for what frees memory, ends a job or keeps alive what
--- there is. Redis refuses a script whose first write may take memory; this one takes none, and changes nothing.
+-- Lets the rest of this script write even when Redis is at `maxmemory`: for writes that free memory, end a job or keep alive what
+-- exists. Redis refuses a script whose first write may take memory; this one takes none, and changes nothing.
 local function use_reserve()
   redis.call('HDEL', SUPERVISOR, '')
 end
@@ -15,8 +15,8 @@ end
 -- A key that is never written.
 local NOTHING = 'hero:nothing'
 
--- Whether Redis has room for what a job makes: at `maxmemory` it refuses this write, which changes nothing. Asked before anything is
--- written: afterwards Redis would let it pass.
+-- Returns true if Redis has room for a new job: at `maxmemory` it refuses this write, which changes nothing. Has to run before
+-- the first write: afterwards Redis would let it pass.
 local function is_roomy()
   return type(redis.pcall('LPUSHX', NOTHING, '')) == 'number'
 end
@@ -34,12 +34,12 @@ local function now()
   return string.format('%d.%03d', t[1], math.floor(t[2] / 1000))
 end
 
--- Whether what is a root's is another coordinator's: whoever has another root now is who it was.
+-- Returns true if a root belongs to another coordinator. A successor root is the same coordinator.
 local function is_of_another(root, coordinator)
   return root and root ~= coordinator and redis.call('HGET', SUCCESSORS, root) ~= coordinator
 end
 
--- Keeps through which node of a bus a coordinator was heard. Whoever was heard through it before is there no more.
+-- Records the node of a bus through which a coordinator was heard. A coordinator heard through it before is no longer there.
 local function note_node(coordinator, node)
   local field = NODE .. coordinator
   if redis.call('HGET', SUPERVISOR, field) == node then return end
@@ -52,7 +52,7 @@ local function note_node(coordinator, node)
   redis.call('HSET', SUPERVISOR, field, node)
 end
 
--- A context is not a coordinator's any more. Of one that has none nothing is kept.
+-- Unbinds a context from a coordinator, and removes the node of a coordinator without any context.
 local function unbind(coordinator, context)
   redis.call('SREM', CONTEXTS .. coordinator, context)
   if redis.call('EXISTS', CONTEXTS .. coordinator) == 0 then
@@ -60,54 +60,54 @@ local function unbind(coordinator, context)
   end
 end
 
--- Whether an entry may be a job of ours. Anybody can push anything.
+-- Returns true if an entry may be a job key of ours. Anybody can push anything.
 local function is_job_key(text)
   return #text < 100 and string.match(text, '^%x+%-%x+%-%d+%-%d+$') ~= nil
 end
 
--- Whether the supervisor has opened its queues to others.
+-- Returns true if the supervisor has opened its queues to others.
 local function are_open()
   return redis.call('HEXISTS', SUPERVISOR, OPEN) == 1
 end
 
--- Whether others may take from a queue: these are open all together, but for those whose names they do not know.
+-- Returns true if others may take from a queue: all queues are open together, except those whose names they do not know.
 local function is_open(queue)
   return not string.find(queue, ':iso:', 1, true) and not string.find(queue, ':closed', 1, true)
     and are_open()
 end
 
--- What may wait for the supervisor of what others pushed into work queues, and how much of an entry is kept.
+-- Maximum number of foreign entries that wait for the supervisor, and how many bytes of an entry are kept.
 local FOREIGN_MAX, FOREIGN_BYTES_MAX = 10000, 1024
 
--- The id of a job of others, as an entry of a work queue names it; nothing for what names none.
+-- Extracts the id of a foreign job from an entry of a work queue; nothing if the entry names none.
 local function foreign_id(entry)
   local id = string.match(entry, '^hero:job:(.*)$') or entry
   return #id <= 128 and string.match(id, '^[%w_.@-]+$') and not is_job_key(id) and id
 end
 
--- Appends the event of this number of a job to the stream that the supervisor reads.
+-- Appends event number `n` of a job to the stream that the supervisor reads.
 local function tell_as(n, key, kind, data, coordinator, context_id, flow_id)
   redis.call('XADD', DONE, '*', 'kind', kind, 'key', key, 'n', n,
     'coordinator', coordinator, 'context_id', context_id, 'flow_id', flow_id, 'data', data)
 end
 
--- Appends an event of a job. A job that came from an old queue has no coordinator, and nobody to tell.
+-- Appends an event of a job. A job from an old queue has no coordinator, so its events are dropped.
 local function tell_of(key, kind, data, coordinator, context_id, flow_id)
   if coordinator == '' then return end
   tell_as(redis.call('HINCRBY', JOB .. key, 'events', 1), key, kind, data, coordinator, context_id, flow_id)
 end
 
--- Appends an event of a job of which it is not known whose it is.
+-- Appends an event of a job after reading which coordinator, context and flow it belongs to.
 local function tell(key, kind, data)
   tell_of(key, kind, data, unpack(redis.call('HMGET', JOB .. key, 'coordinator', 'context_id', 'flow_id'), 1, 3))
 end
 
--- Whose share of the slots a job counts for: that of an actor of a coordinator.
+-- Returns the owner whose share of the slots a job counts for: an actor of a coordinator.
 local function owner_of(coordinator, caller)
   return (coordinator or '') .. '/' .. (caller or '')
 end
 
--- The script type of a queue and the context of a job, as their names tell.
+-- Extracts the script type from a queue's name, and the context from a job's key.
 local function type_of(queue)
   return string.match(queue, '^hero:q:work:type:([^:]+)')
 end
@@ -115,7 +115,7 @@ local function context_of(key)
   return string.match(key, '^%x+')
 end
 
--- Whether another life of an instance has taken the place of this one.
+-- Returns true if another life has replaced this life of an instance.
 local function is_replaced(presence, life)
   local present = redis.call('GET', presence)
   if not present then return false end
@@ -123,17 +123,17 @@ local function is_replaced(presence, life)
   return not known or of ~= life
 end
 
--- Something waits that instances of a type may take: none of them is handed what comes later.
+-- Stops handing jobs to instances of a type, because something waits that they may take.
 local function hold_takers(kind)
   redis.call('DEL', TAKERS .. kind)
 end
 
--- An instance does not take what comes.
+-- Stops handing jobs to an instance.
 local function take_nothing(instance)
   redis.call('HDEL', TAKERS .. (string.match(instance, '^[^:]+') or ''), instance)
 end
 
--- An instance came to an entry whose owner has as many of its slots as one may have: it is out of the way of others until the
+-- Sets a job aside whose owner has as many of an instance's slots as one may have: it is out of the way of others until the
 -- owner has room.
 local function set_aside(key, queue, owner, seq)
   hold_takers(type_of(queue))
@@ -142,7 +142,7 @@ local function set_aside(key, queue, owner, seq)
   redis.call('ZADD', ASIDE_OF .. queue .. ' ' .. owner, seq, key)
 end
 
--- The first of what was set aside of an owner in a queue.
+-- Removes and returns the first job that was set aside for an owner in a queue.
 local function next_aside(queue, owner)
   local place = queue .. ' ' .. owner
   local key = redis.call('ZPOPMIN', ASIDE_OF .. place)[1]
@@ -150,12 +150,12 @@ local function next_aside(queue, owner)
   return key
 end
 
--- An owner has room again: one that was set aside in each queue is seen by whoever waits there.
+-- Offers one job that was set aside for an owner in each queue, since the owner has room again.
 local function offer_aside(owner)
   if redis.call('EXISTS', ASIDE) == 0 then return end
   for _, place in ipairs(redis.call('SMEMBERS', ASIDE)) do
     local queue, whose = string.match(place, '^(%S+) (%S+)$')
-    -- It stays where it is as well: whoever looks there first takes it from there, in its order.
+    -- Keeps the job set aside as well: an instance that looks there first takes it from there, in its order.
     local key = whose == owner and redis.call('ZRANGE', ASIDE_OF .. place, 0, 0)[1]
     if key then
       hold_takers(type_of(queue))
@@ -164,10 +164,10 @@ local function offer_aside(owner)
   end
 end
 
--- Contexts whose ends that are kept no longer were forgotten by this script.
+-- Contexts whose expired ends this script has removed.
 local trimmed = {}
 
--- What an ended job needed to run is of no use any more; how it ended is kept for a while.
+-- Keeps how a job ended for a while, and drops the fields that were only needed to run it.
 local function keep_end(key, context, secs)
   local job = JOB .. key
   redis.call('HDEL', job, 'job', 'script', 'env_vars', 'grants', 'again')
@@ -179,7 +179,7 @@ local function keep_end(key, context, secs)
   trimmed[context] = true
 end
 
--- Nobody asks for an attempt any more. Should it come late it is refused for a while.
+-- Forgets an ended job. If the same attempt arrives late, it is refused for a while.
 local function forget_end(key, context, secs)
   redis.call('DEL', JOB .. key, REPLY .. key)
   redis.call('ZREM', JOBS .. context, key)
@@ -195,7 +195,7 @@ local function answer_old(old, id, status, output, result, error)
   elseif reply == '' then
     reply = status
   end
-  -- Its dispatcher may have removed it.
+  -- Skips the hash if its dispatcher has removed it.
   if redis.call('EXISTS', old) == 1 then
     redis.pcall('HSET', old, 'status', word, 'output', output, 'result', result, 'error', error,
       'updated_at', read_clock()[1])
@@ -206,8 +206,8 @@ local function answer_old(old, id, status, output, result, error)
   end
 end
 
--- Somebody else has pushed this into a work queue: the supervisor says what becomes of it. When it does not come to that, the
--- dispatcher is told at once.
+-- Passes a foreign entry of a work queue to the supervisor, which decides about it. If too many wait, the
+-- dispatcher is answered at once.
 local function put_foreign(queue, entry)
   if redis.call('LLEN', FOREIGN) < FOREIGN_MAX then
     redis.call('RPUSH', FOREIGN, queue .. ' ' .. string.sub(entry, 1, FOREIGN_BYTES_MAX))
@@ -217,11 +217,11 @@ local function put_foreign(queue, entry)
   if id then answer_old(JOB .. id, id, 'error', '', '{}', 'QUEUE_FULL: too much of others waits here') end
 end
 
--- What has to be known of a job that ends.
+-- Fields that `end_job` needs of a job.
 local TO_END = {'coordinator', 'context_id', 'flow_id', 'caller', 'legacy', 'seq', 'old_hash'}
 
--- Ends a job: record, with what else is to stand in it, event, reply; and what of the old world has to do with it. `data` is the event,
--- `o` what TO_END asks for, unless it has to be read.
+-- Ends a job: writes the record with further fields, the event, the reply, and the answer to an old dispatcher. `data` is the event,
+-- `o` the values of TO_END, unless they have to be read.
 local function end_job(key, status, data, o, ...)
   local job = JOB .. key
   o = o or redis.call('HMGET', job, unpack(TO_END))
@@ -241,25 +241,25 @@ local function end_job(key, status, data, o, ...)
   end
 end
 
--- Whose jobs alone wait for instances of a type, or this while contexts take turns there.
+-- Marker in `ALONE` for a type at which contexts take turns; otherwise the field names the only context that waits.
 local IN_TURNS = '*'
 
--- The field that says what turn was taken last at the instances of a type.
+-- Returns the name of the field with the last turn at the instances of a type.
 local function last_turn(kind)
   return kind .. ':turn'
 end
 
--- Whether jobs of several contexts wait for instances of a type, each job in the line of its context.
+-- Returns true if jobs of several contexts wait for instances of a type, each job in the line of its context.
 local function have_lines(kind)
   return redis.call('HGET', ALONE, kind) == IN_TURNS
 end
 
--- Whether contexts take turns at the instances of a type. Not where others pop: what they have taken is known by the order of the entries.
+-- Returns true if contexts take turns at the instances of a type. Never in open queues: the order of entries tells what others took.
 local function take_turns(kind)
   return have_lines(kind) and not are_open()
 end
 
--- A job waits no more in the line of its context.
+-- Removes a job from the line of its context.
 local function leave_line(key, queue)
   local context = context_of(key)
   local line = LINE .. context .. ':' .. queue
@@ -268,7 +268,7 @@ local function leave_line(key, queue)
   end
 end
 
--- Makes a queue's list anew from all that wait, in their order: while contexts take turns an entry stands for any of them.
+-- Rebuilds a queue's list from all waiting jobs, in their order: while contexts take turns, an entry stands for any of them.
 local function list_all(queue)
   for _, entry in ipairs(redis.call('LRANGE', queue, 0, -1)) do
     if not is_job_key(entry) then put_foreign(queue, entry) end
@@ -283,7 +283,7 @@ local function list_all(queue)
   until #page < 1000
 end
 
--- Makes a queue's list anew from those that still wait.
+-- Rebuilds a queue's list from its entries that still wait.
 local function sweep(queue)
   if take_turns(type_of(queue)) then return list_all(queue) end
   local entries = redis.call('LRANGE', queue, 0, -1)
@@ -303,9 +303,9 @@ local function sweep(queue)
   end
 end
 
--- Takes a waiting job out of its queue. Its entry stays in the list, where whoever comes to it passes it
--- over: to search for each of many would cost their number squared. When such entries are most of the
--- list, or all of it, it is made anew.
+-- Takes a waiting job out of its queue. Its entry stays in the list, and the instance that comes to it skips
+-- it: searching for each of many would cost their number squared. When such entries are most of the
+-- list, or all of it, the list is rebuilt.
 local function unqueue(key, queue)
   redis.call('ZREM', UNCLAIMED .. queue, key)
   if have_lines(type_of(queue)) then leave_line(key, queue) end
@@ -319,22 +319,22 @@ local function tell_to_stop(key, instance, grace)
   local kind, group, n = string.match(instance, '^([^:]+):([^:]+):([^:]+)$')
   local control = 'hero:q:ctl:type:' .. kind .. ':group:' .. group .. ':inst:' .. n
   redis.call('RPUSH', control, '{"command":"stop","job_key":"' .. key .. '","grace_secs":' .. grace .. '}')
-  -- Should the instance be gone, nobody reads this.
+  -- Expires the message, since no instance may be left to read it.
   redis.call('EXPIRE', control, 86400)
 end
 
--- A job's start as an event.
+-- Returns the event of a job's start.
 local function started_event(instance, time)
   return '{"kind":"started","instance":"' .. instance .. '","time":' .. time .. '}'
 end
 
--- The end of a job that whoever has it did not tell.
+-- Returns the event of a job's end that its worker did not report.
 local function ended_event(outcome, reason, worker, started_at, log_offset)
   return '{"kind":"ended","outcome":"' .. outcome .. '","reason":' .. reason .. ',"instance":"' .. worker
     .. '","output_bytes":' .. log_offset .. ',"start_time":' .. started_at .. ',"end_time":' .. now() .. '}'
 end
 
--- The name under which an old worker stands in a job, and whether a name is one.
+-- Returns the name under which an old worker stands in a job, and true if a name is one.
 local function old_worker(old)
   return OLD_WORKER .. old
 end
@@ -342,13 +342,13 @@ local function is_old_worker(name)
   return name and string.sub(name, 1, #OLD_WORKER) == OLD_WORKER
 end
 
--- The entry of a job in an old queue.
+-- Returns the entry of a job in an old queue.
 local function old_entry(key, old, seq)
   if string.sub(old, 1, 6) == 'queue:' then return OLD_NUMBERED .. seq end
   return key
 end
 
--- The place in line of an entry of an old queue; nothing for one that is not ours.
+-- Returns the sequence number of an entry of an old queue; nothing for a foreign entry.
 local function old_place(old, entry)
   if string.sub(old, 1, 6) == 'queue:' then
     return tonumber(string.match(entry, '^' .. OLD_NUMBERED .. '(%d+)$'))
@@ -356,8 +356,8 @@ local function old_place(old, entry)
   return tonumber(redis.call('ZSCORE', OLD_WAITING .. old, entry))
 end
 
--- Takes an entry out of the middle of an old queue, or finds that it is not there. Ours stand in their order, so
--- mostly head and tail say whether it is, and from which end it is nearer.
+-- Takes an entry out of the middle of an old queue, or finds that it is not there. Our entries are in order, so
+-- head and tail mostly tell if it is there, and which end is nearer.
 local function remove_from(old, key, entry, seq, head)
   local tail = redis.call('LINDEX', old, -1)
   local first, last = old_place(old, head), old_place(old, tail)
@@ -368,13 +368,13 @@ local function remove_from(old, key, entry, seq, head)
   return redis.call('LREM', old, count, entry) > 0
 end
 
--- Takes a job's entry out of its old queue, where old workers would come to it. False: one of them has.
+-- Takes a job's entry out of its old queue, where old workers would come to it. Returns false if one of them has it.
 local function withdraw(key, old, seq)
   local entry = old_entry(key, old, seq)
   local head = redis.pcall('LINDEX', old, 0)
   local there
   if type(head) == 'table' then
-    -- No list any more, so nobody pops from it.
+    -- Not a list any more, so no worker pops from it.
     there = true
   elseif head == entry then
     redis.call('LPOP', old)
@@ -391,12 +391,12 @@ local function withdraw(key, old, seq)
   return there
 end
 
--- Shows a waiting job to old workers too.
+-- Offers a waiting job to old workers too.
 local function offer_to_old(key, old, seq)
   local kind = redis.call('TYPE', old).ok
   if kind ~= 'list' and kind ~= 'none' then return end
   local job = JOB .. key
-  -- What the old world calls a job that waits in a queue.
+  -- Writes `dispatched`, which old readers expect of a job that waits in a queue.
   redis.call('HSET', job, 'legacy', old, 'status', 'dispatched')
   local entry = old_entry(key, old, seq)
   if entry ~= key then
@@ -411,7 +411,7 @@ local function offer_to_old(key, old, seq)
   redis.call('RPUSH', old, entry)
 end
 
--- An old worker has taken a job: from now on it counts as started by it.
+-- Marks a job that an old worker has taken as started by it.
 local function hand_over(key, queue, old, seq)
   local worker, time = old_worker(old), now()
   redis.call('ZREM', OLD_WAITING .. old, key)
@@ -422,7 +422,7 @@ local function hand_over(key, queue, old, seq)
   unqueue(key, queue)
 end
 
--- Takes a waiting job out of its queues. False: an old worker has it, and it counts as started now.
+-- Takes a waiting job out of its queues. Returns false if an old worker has it: the job counts as started now.
 local function take_out(key)
   local known = redis.call('HMGET', JOB .. key, 'queue', 'legacy', 'seq')
   if known[2] and not withdraw(key, known[2], known[3]) then
@@ -433,8 +433,8 @@ local function take_out(key)
   return true
 end
 
--- Tells again where a job stands: its coordinator asks for something that it should know, so it may have lost
--- what it has answered. An end that was not answered yet is being told anyway.
+-- Repeats the state of a job as an event: its coordinator asks for something that it should know, so it may have lost
+-- what it has acknowledged. An end without an acknowledgement is being resent anyway.
 local function tell_again(key)
   local job = JOB .. key
   local known = redis.call('HMGET', job, 'state', 'claimed_by', 'started_at', 'end', 'job', 'again')

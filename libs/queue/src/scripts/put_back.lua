@@ -1,18 +1,18 @@
--- Puts back what was popped and never claimed. A queue is in the order of its sequence numbers, so what
+-- Puts back jobs that were popped and never claimed. A queue is ordered by sequence number, so a job that
 -- is missing from it has a lower number than its first entry. A pop whose claim is still on its way may
--- be put back as well; whoever claims second finds it claimed.
+-- be put back as well; the second claim then finds the job claimed.
 -- KEYS = queue
 -- ARGV = count
 --
--- `count` is how many at most.
--- Gives how many, or -1 when it is to be called again: nobody's entries were all that it came to.
+-- `count` is the maximum number.
+-- Returns the number of jobs, or -1 when the script has to be called again because it only came to stale entries.
 use_reserve()
 local queue, unclaimed = KEYS.queue, UNCLAIMED .. KEYS.queue
--- What is missing where others take from as well may be theirs: that is found out otherwise.
+-- Leaves open queues alone, since other takers may have the missing jobs; `sweep_open` looks after those.
 if is_open(queue) then return 0 end
 local kind = type_of(queue)
 if take_turns(kind) then
-  -- An entry stands for any job there, so only their number counts.
+  -- An entry stands for any job while contexts take turns, so only the number of entries counts.
   local missing = -redis.call('LLEN', queue)
   for _, context in ipairs(redis.call('ZRANGE', TURNS .. kind, 0, -1)) do
     missing = missing + redis.call('ZCARD', LINE .. context .. ':' .. queue)
@@ -37,7 +37,7 @@ for _ = 1, 1000 do
   if not is_job_key(head) then put_foreign(queue, head) end
 end
 if not before then return -1 end
--- What was set aside waits for its owner, and is not lost.
+-- Jobs that were set aside wait for their owner, and are not lost.
 local are_aside = redis.call('EXISTS', ASIDE) == 1
 local missing, from, page = {}, 0, nil
 repeat

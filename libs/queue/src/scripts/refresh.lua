@@ -2,8 +2,8 @@
 -- KEYS = presence
 -- ARGV = instance life record live_secs
 --
--- `record` is its presence as JSON.
--- Gives what the instance holds, each with the grace of a stop that was asked for, or nothing.
+-- `record` is the presence as JSON.
+-- Returns the jobs that the instance holds, each with the grace of a requested stop, or nothing.
 use_reserve()
 if is_replaced(KEYS.presence, ARGV.life) then
   return redis.error_reply('REPLACED another process works under this instance number')

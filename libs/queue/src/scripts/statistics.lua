@@ -4,7 +4,7 @@ local queue = KEYS.queue
 local stats = STATS .. queue
 local depth = redis.call('ZCARD', UNCLAIMED .. queue)
 local time = now()
--- Whoever had nothing sent here for so long is not looked for any more.
+-- Forgets callers that had nothing sent here for an hour.
 redis.call('ZREMRANGEBYSCORE', CALLERS, '-inf', time - 3600)
 local age = 0
 local oldest = redis.call('ZRANGE', UNCLAIMED .. queue, 0, 0)[1]

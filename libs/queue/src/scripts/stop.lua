@@ -1,8 +1,8 @@
 -- Stops a job wherever it is.
 -- ARGV = key grace_secs refuse_secs event reason
 --
--- `refuse_secs` is how long it is refused when it has not arrived yet. `event` is the end of one that is stopped in its queue,
--- `reason` why one has ended that an old worker has, as JSON.
+-- `refuse_secs` is how long the job is refused if it has not arrived yet. `event` is the end of a job that is stopped in its
+-- queue, `reason` the reason for the end of a job that an old worker has, as JSON.
 use_reserve()
 local key = ARGV.key
 local job = JOB .. key
@@ -17,7 +17,7 @@ if known[1] == 'queued' and take_out(key) then
 end
 known = redis.call('HMGET', job, 'state', 'claimed_by', 'started_at', 'log_offset')
 if known[1] == 'started' and is_old_worker(known[2]) then
-  -- It cannot be told to stop.
+  -- Ends the job at once: an old worker cannot be told to stop.
   redis.call('ZREM', CLAIMS .. known[2], key)
   redis.call('HSET', job, 'error', string.sub(ARGV.reason, 2, -2))
   end_job(key, 'stopped', ended_event('stopped', ARGV.reason, known[2], known[3], known[4]))

@@ -1,8 +1,8 @@
--- An instance is handed nothing more.
+-- Stops handing jobs to an instance.
 -- KEYS = presence
 -- ARGV = instance life
 --
--- Gives what it was handed and has not fetched; nothing to one whose place another has taken.
+-- Returns the jobs that it was handed and has not fetched; nothing to an instance that another life has replaced.
 use_reserve()
 local instance = ARGV.instance
 if is_replaced(KEYS.presence, ARGV.life) then return {} end

@@ -1,8 +1,8 @@
--- Passes what is bound to a root on to the one after it, a part at a time. May be repeated, and begun again anywhere.
+-- Transfers everything bound to a root to its successor, a part at a time. May be repeated, and started again anywhere.
 -- ARGV = old_root new_root context place count
 --
--- `context` is the one in which it goes on, '' for none, and `place` where in its jobs. `count` is how much is looked at.
--- Gives 1 when there is more; context and place in which it goes on; how many contexts and jobs it was.
+-- `context` is the context to continue with, '' for none, and `place` the position in its jobs. `count` is how much to look at.
+-- Returns 1 if there is more; the context and place to continue with; the numbers of contexts and jobs.
 local old, new, context, place, left = ARGV.old_root, ARGV.new_root, ARGV.context, ARGV.place, tonumber(ARGV.count)
 if redis.call('HGET', SUCCESSORS, old) ~= new then
   return redis.error_reply('ROOT_SUCCEEDED another root was named meanwhile')

@@ -1,16 +1,16 @@
--- Looks after the jobs that an old queue was given: which of them old workers have taken, which they have
--- ended, which they will not end any more. A part of them at a time.
+-- Looks after the jobs that were put into an old queue: finds those that old workers have taken, have
+-- ended, or will not end any more. A part of them at a time.
 -- KEYS = old_queue
 -- ARGV = kept count patience_secs reason result_bytes_max output_bytes_max answer_bytes
 --
--- `kept` is how many taken ones were kept of the parts before, `count` how many are looked at. A job is lost `patience_secs`
--- beyond its timeout, with `reason`, which is JSON. A part ends after `answer_bytes` of results and output.
--- Gives how many were noticed as taken, looked at, kept and lost, then each that has ended.
+-- `kept` is the number of taken jobs that earlier parts kept, `count` the number to look at. A job is lost `patience_secs`
+-- after its timeout, with `reason`, which is JSON. A part ends after `answer_bytes` of results and output.
+-- Returns how many were noticed as taken, looked at, kept and lost, then each job that has ended.
 local old, count = KEYS.old_queue, tonumber(ARGV.count)
 local waiting, worker = OLD_WAITING .. old, old_worker(old)
 local claims = CLAIMS .. worker
 
--- The place in line of the first of our entries from an end of the queue. Others may have pushed theirs.
+-- Finds the sequence number of our first entry from one end of the queue. Others may have pushed entries of their own.
 local function edge(from, to, step)
   local entries = redis.pcall('LRANGE', old, from, to)
   if entries.err then return nil end
@@ -21,7 +21,7 @@ local function edge(from, to, step)
   return nil, #entries
 end
 
--- Ours stand in their order, and workers take from either end: what is beyond our first and our last is theirs.
+-- Returns our jobs that old workers took: they take from either end, so jobs beyond our first and last entry are taken.
 local function taken()
   local first, foreign = edge(0, 999, 1)
   if first then
@@ -36,7 +36,7 @@ local function taken()
   end
   local keys = redis.call('ZRANGE', waiting, 0, count - 1)
   if foreign == 0 then return keys end
-  -- Behind so many of others we see none of ours; but whoever has taken one may have said so.
+  -- Behind that many foreign entries none of ours is visible, but a worker that took one may have written so.
   local begun = {}
   for _, key in ipairs(keys) do
     local entry = old_entry(key, old, redis.call('ZSCORE', waiting, key))
@@ -75,7 +75,7 @@ for _, key in ipairs(redis.call('ZRANGE', claims, first, first + count - 1)) do
   if known[1] ~= 'started' or known[2] ~= worker then
     redis.call('ZREM', claims, key)
   elseif over and silent and not known[7] then
-    -- It may be about to say what came of it.
+    -- Looks at the job once more: its worker may be about to write the outcome.
     redis.call('HSET', job, 'seen', 1)
     kept = kept + 1
   elseif over then

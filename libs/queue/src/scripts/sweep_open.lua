@@ -1,12 +1,12 @@
--- Looks after a queue from which others may take: which of ours they have taken, and what was taken by nobody who says so.
+-- Looks after a queue from which others may take: finds jobs that they took, and jobs that no taker has reported.
 -- KEYS = queue
 -- ARGV = count silence_secs
 --
--- `count` is how many are looked at. A job of which nobody has said anything for `silence_secs` is put back.
--- Gives how many were noticed as taken, and how many were put back.
+-- `count` is the number of jobs to look at. A job without a report for `silence_secs` is put back.
+-- Returns how many were noticed as taken, and how many were put back.
 local queue, unclaimed, count = KEYS.queue, UNCLAIMED .. KEYS.queue, tonumber(ARGV.count)
 
--- The place in line of the first of ours from an end of the queue; nothing, and how many others there are, without any.
+-- Returns the sequence number of our first entry from one end of the queue; without any nothing, and the number of foreign ones.
 local function edge(from, to, step)
   local entries = redis.call('LRANGE', queue, from, to)
   for i = step > 0 and 1 or #entries, step > 0 and #entries or 1, step do
@@ -16,7 +16,7 @@ local function edge(from, to, step)
   return nil, #entries
 end
 
--- Ours stand in their order, and are taken at the ends.
+-- Our entries are in order, and are taken at the ends.
 local missing = {}
 local function note(keys, side)
   for _, key in ipairs(keys) do missing[#missing + 1] = {key, side} end

@@ -1,20 +1,20 @@
 -- Gives waiting jobs to an instance.
 -- ARGV = instance free popped popped_from places slots
 --
--- `free` is how many of its `slots` are free. `popped` is a job key that a blocking pop gave, '' for none, and `popped_from` its
--- queue. `places` is how many of the instance's queues are open: demand nothing, and are not for our instances alone. Behind the
--- arguments come these in order, then those of each level in the same order; last the ends of their names, each between commas.
--- Gives what was taken, whether more may be there, since what comes later is given to a blocking pop or handed to the instance,
--- and what it was handed.
+-- `free` is the number of its `slots` that are free. `popped` is a job key that a blocking pop returned, '' for none, and
+-- `popped_from` its queue. `places` is the number of the instance's open queues, which demand nothing and are not for our instances
+-- alone. After the arguments follow these in order, then those of each level in the same order; last the ends of their names, each
+-- between commas. Returns the taken jobs; 1 if more may be there, since later jobs are left to a blocking pop or handed
+-- to the instance; and the jobs that it was handed.
 local demands = table.remove(ARGV)
 local instance, free, places, slots = ARGV.instance, tonumber(ARGV.free), tonumber(ARGV.places), tonumber(ARGV.slots)
--- What it was handed has come before anything that waits. Without any there is no write before `need_room`.
+-- Returns handed jobs first: they came before anything that waits. Without any, nothing is written before `need_room`.
 if ARGV.popped == '' and redis.call('EXISTS', HANDED .. instance) == 1 then
   return {{}, 1, redis.call('LPOP', HANDED .. instance, free)}
 end
 
 local taken = {}
--- Ends this script where Redis has no room for what a job makes: at `maxmemory` Redis refuses this write, which changes nothing,
+-- Aborts this script when Redis has no room for a new job: at `maxmemory` Redis refuses this write, which changes nothing,
 -- before anything is taken from a queue.
 local has_room = false
 local function need_room()
@@ -22,13 +22,13 @@ local function need_room()
   has_room = true
 end
 
--- How long somebody counts as there who had a job sent here.
+-- Seconds for which a caller counts as present after its last job was sent here.
 local PRESENT_SECS = 600
--- Where several are there, the last slots are for those that have less: nobody waits for long jobs of somebody else only.
+-- Most slots of one owner. With several owners the last slots are for those with fewer, so none has to wait for others' long jobs.
 local most = slots > 1 and slots - math.max(1, math.floor(slots / 4)) or slots
 local running, held = redis.call('ZCARD', CLAIMS .. instance), nil
 
--- How many slots each owner has; nothing when there is but one.
+-- Counts the slots of each owner; nothing when there is only one owner.
 local function slots_of_all()
   if redis.call('ZCOUNT', CALLERS, now() - PRESENT_SECS, '+inf') < 2 then return false end
   local all = {}
@@ -39,21 +39,21 @@ local function slots_of_all()
   return all
 end
 
--- Whether an owner has as many slots as one may have. Mostly there are slots enough, and nobody is looked at.
+-- Returns true if an owner has as many slots as one may have. Mostly there are slots enough, and no owner is counted.
 local function has_most(owner)
   if running < most then return false end
   if held == nil then held = slots_of_all() end
   return held and (held[owner] or 0) >= most
 end
 
--- The type of all queues, and whether contexts wait in lines there.
+-- The type of all queues, and true if contexts wait in lines there.
 local kind = type_of(ARGV[ARGV_NAMED + 1])
 local lines = false
 
--- Whether jobs were set aside.
+-- True if jobs were set aside.
 local has_aside = redis.call('EXISTS', ASIDE) == 1
 
--- An entry counts only in the queue that its job was sent to.
+-- Claims the job of an entry. An entry counts only in the queue that its job was sent to.
 local function claim(key, queue)
   if not is_job_key(key) then return put_foreign(queue, key) end
   if lines then leave_line(key, queue) end
@@ -87,13 +87,13 @@ local function claim(key, queue)
   taken[#taken + 1] = {key, time, known[4], known[5], known[6]}
 end
 
--- Mostly nothing waits, and one look says so.
+-- True if any queue has entries. Mostly nothing waits, and one look tells.
 local waits = redis.call('EXISTS', unpack(ARGV, ARGV_NAMED + 1)) > 0
 lines = (waits or ARGV.popped ~= '') and have_lines(kind)
--- Whether something waits that demands isolation, or is for our instances alone. Mostly nothing does, and a place has one queue.
+-- True if jobs wait that demand isolation, or are for our instances alone. Mostly none do, and a place has one queue.
 local demanding = waits and #ARGV > ARGV_NAMED + places and redis.call('EXISTS', unpack(ARGV, ARGV_NAMED + places + 1)) > 0
 
--- The queue of a place whose head came first; an entry that is of no use goes before all.
+-- Returns the queue of a place with the oldest head; an entry that is of no use goes first.
 local function next_queue(from)
   local first, place = ARGV[from], nil
   if not demanding then return first end
@@ -105,25 +105,25 @@ local function next_queue(from)
   return first
 end
 
--- Where contexts take turns, an entry stands for any job of its queue, and this one was popped already.
+-- Queue of the popped entry. Where contexts take turns, an entry stands for any job of its queue, and this one was popped already.
 local popped = ARGV.popped ~= '' and ARGV.popped_from
 local turns = lines and not are_open()
 if popped and not (turns and is_job_key(ARGV.popped)) then
   need_room()
   popped = nil
   if demanding then
-    -- Another one of its place may have come before it.
+    -- Puts the entry back, since another queue of its place may have an older head.
     hold_takers(kind)
     redis.call('LPUSH', ARGV.popped_from, ARGV.popped)
   else
     claim(ARGV.popped, ARGV.popped_from)
   end
 end
--- Entries of jobs that were stopped or claimed otherwise are passed over; a few at a time, so that
--- the server is never held up.
+-- Limits how many entries are looked at: entries of stopped or otherwise claimed jobs are skipped, and
+-- the server must not be held up.
 local looks = 0
 
--- Those who had been set aside, by queue, when there are any.
+-- Owners with jobs that were set aside, by queue, if there are any.
 local aside = {}
 if has_aside then
   need_room()
@@ -134,7 +134,7 @@ if has_aside then
   end
 end
 
--- Takes what was set aside in a queue of those who have room by now.
+-- Takes jobs of a queue that were set aside, of owners that have room by now.
 local function take_aside(queue)
   for _, owner in ipairs(aside[queue] or {}) do
     while #taken < free and looks < 1000 and not has_most(owner) do
@@ -146,7 +146,7 @@ local function take_aside(queue)
   end
 end
 
--- The queue from which a context's next job comes: among those of the first place where it waits, the one whose head came first.
+-- Returns the queue of a context's next job: among those of the first place where it waits, the one with the oldest head.
 local function queue_of(context)
   local waiting = redis.call('SMISMEMBER', LINES .. kind .. ':' .. context, unpack(ARGV, ARGV_NAMED + 1))
   for place = 1, places do
@@ -160,8 +160,8 @@ local function queue_of(context)
   end
 end
 
--- The context that has had the fewest turns of those that wait for this instance, and its next job. Who waits nowhere any more is
--- forgotten.
+-- Returns the context with the fewest turns of those that wait for this instance, and its next job. A context that no longer waits
+-- anywhere is forgotten.
 local function next_context()
   local from = 0
   while from < 500 do
@@ -178,7 +178,7 @@ local function next_context()
   end
 end
 
--- Takes an entry for a job out of its queue.
+-- Removes one entry for a job from a queue.
 local function draw(queue)
   if popped == queue then
     popped = nil
@@ -192,7 +192,7 @@ local function draw(queue)
   until is_job
 end
 
--- Takes by turns: one counts less the more its context weighs. None are saved up by who waits for other instances than this one.
+-- Takes jobs by turns: the more a context weighs, the less a turn counts. Contexts that wait for other instances save up none.
 local function take_by_turns()
   local last = tonumber(redis.call('HGET', ALONE, last_turn(kind)) or 0)
   local before = last
@@ -220,7 +220,7 @@ if turns then
   if popped and #taken == 0 then
     claim(ARGV.popped, popped)
   elseif popped and redis.call('ZSCORE', UNCLAIMED .. popped, ARGV.popped) then
-    -- The entry wakes another instance.
+    -- The entry goes back to wake another instance.
     hold_takers(kind)
     redis.call('LPUSH', popped, ARGV.popped)
   end
@@ -241,16 +241,16 @@ end
 local function is_empty()
   return #taken < free and looks < 1000 and not has_aside
 end
--- Where others pop as well, they would find nothing if ours were handed what comes.
+-- Registers as a taker only where nobody else pops: other takers would find nothing if ours were handed the jobs.
 if is_empty() and not are_open() then
-  -- What is handed goes past the turns: nothing is left of those that are over. Without room for what a job makes nothing is taken, nor
-  -- handed.
+  -- Ends turns that are over, because handed jobs bypass them: nothing may be left of them. Without room for a new job none is taken
+  -- or handed.
   if not lines and have_lines(kind) and is_roomy() then
     lines = true
     take_by_turns()
   end
   if is_empty() and redis.pcall('HSETNX', TAKERS .. kind, instance, most .. ' ' .. demands) == 1 then
-    -- Whoever was taken for lost, and was not, is looked for again.
+    -- Restores an instance that was wrongly taken for lost, so that it is looked for again.
     redis.call('SADD', INSTANCES, instance)
   end
 end

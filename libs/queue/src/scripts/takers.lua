@@ -1,12 +1,12 @@
--- Instances that take what comes: of each it is known that nothing waits in its queues. One of them is handed a job by the script that
--- takes it in, and fetches it from a list of its own (decision 126).
+-- Instances that are ready to be handed jobs: nothing waits in their queues. The script that accepts a job hands it to one of them,
+-- which fetches it from a list of its own (decision 126).
 
--- More than this would be written twice for nothing.
+-- Maximum size of a job that is handed over: a larger one would be written twice for no gain.
 local HANDED_BYTES_MAX = 65536
--- How long what was handed may wait to be fetched, until whoever does not fetch it is handed nothing more.
+-- Seconds that handed jobs may wait to be fetched; an instance that is slower is handed nothing more.
 local FETCH_SECS = 1
 
--- Whether an instance takes from a queue; `demands` are the ends of the names of its queues, each between commas.
+-- Returns true if an instance takes from a queue; `demands` are the ends of the names of its queues, each between commas.
 local function takes_from(instance, demands, queue)
   local kind, group, n = string.match(instance, '^([^:]+):([^:]+):([^:]+)$')
   if not kind then return false end
@@ -19,14 +19,14 @@ local function takes_from(instance, demands, queue)
   return false
 end
 
--- Whether an instance fetches what it is handed. One that has died is found out later.
+-- Returns true if an instance fetches what it is handed. One that has died is found out later.
 local function does_fetch(instance)
   local first = redis.call('LINDEX', HANDED .. instance, 0)
   local since = first and tonumber(string.match(first, '^%S+ (%S+)'))
   return not first or since and tonumber(now()) - since < FETCH_SECS
 end
 
--- The instance with the least to do that takes from a queue and has a slot for anybody; nothing when there is none.
+-- Finds the least busy instance that takes from a queue and has a slot for anybody; nothing when there is none.
 local function find_taker(queue)
   local takers = redis.call('HGETALL', TAKERS .. type_of(queue))
   local found, least
@@ -43,7 +43,7 @@ local function find_taker(queue)
   return found
 end
 
--- Hands a job to an instance, which has claimed it by that.
+-- Hands a job to an instance, which claims the job for it.
 local function hand(instance, key, seq, time, job, script, grants)
   redis.call('ZADD', CLAIMS .. instance, seq, key)
   redis.call('RPUSH', HANDED .. instance, key .. ' ' .. time .. ' ' .. #job .. ' ' .. #script .. '\n' .. job .. script .. grants)

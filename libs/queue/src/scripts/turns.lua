@@ -1,7 +1,7 @@
--- Contexts whose jobs wait for instances of the same type take turns (decision 125). While jobs of one wait alone, their queues
--- are all that there is of them.
+-- Turns that contexts take when their jobs wait for instances of the same type (decision 125). While only one context waits, there
+-- are just its queues.
 
--- Stands every job in the line of its context that waits for instances of a type. Gives whether there are others than one.
+-- Puts every job that waits for instances of a type in its context's line. Returns true if other contexts wait too.
 local function form_lines(kind, context)
   local lines, of_others = {}, false
   for _, queue in ipairs(redis.call('SMEMBERS', QUEUES)) do
@@ -25,13 +25,13 @@ local function form_lines(kind, context)
       redis.call('ZADD', LINE .. line, unpack(of[3], from, math.min(from + 999, #of[3])))
     end
     redis.call('SADD', LINES .. kind .. ':' .. of[1], of[2])
-    -- Contexts that waited before have had a turn.
+    -- Gives the contexts that waited before a turn already taken.
     redis.call('ZADD', TURNS .. kind, 1, of[1])
   end
   return true
 end
 
--- A job begins to wait in a queue: where jobs of other contexts wait too, in the line of its own. It does not stand in
+-- Puts a job that begins to wait in the line of its context, if jobs of other contexts wait too. The job is not in
 -- `UNCLAIMED` yet.
 local function stand_in_line(key, queue, seq)
   local kind, context = type_of(queue), context_of(key)
@@ -45,6 +45,6 @@ local function stand_in_line(key, queue, seq)
   end
   redis.call('ZADD', LINE .. context .. ':' .. queue, seq, key)
   redis.call('SADD', LINES .. kind .. ':' .. context, queue)
-  -- Whoever comes begins where the last turn was.
+  -- A newcomer begins where the last turn was.
   redis.call('ZADD', TURNS .. kind, 'NX', redis.call('HGET', ALONE, last_turn(kind)) or 0, context)
 end

@@ -11,7 +11,7 @@ use queue::{JobConsumer, JobOffer};
 use crate::setup::{COORDINATOR, QueueTestBench, ending, execution, offer};
 
 const SHARED: &str = "hero:q:work:type:shell";
-/// As many as travel together.
+/// Number of jobs that travel together.
 const BATCH: u32 = 500;
 
 fn context(number: u8) -> ContextUid {
@@ -54,7 +54,7 @@ async fn take(intake: &mut JobConsumer, free: usize) -> Vec<(u8, u32)> {
     taken.iter().map(|taken| place(taken.execution.job_key)).collect()
 }
 
-/// Nothing is left of turns once nothing waits and somebody has looked.
+/// Checks that no turns are left once nothing waits, after one more job was accepted and taken.
 async fn is_forgotten(bench: &QueueTestBench, intake: &mut JobConsumer) {
     accept(bench, 9, 90_000..90_001).await;
     assert_eq!(take(intake, 10).await, [(9, 90_000)]);

@@ -1,4 +1,4 @@
-//! What happens when nothing goes wrong.
+//! Life of a job when nothing goes wrong.
 
 use std::collections::HashSet;
 use std::future::pending;

@@ -306,7 +306,7 @@ async fn what_went_to_a_line_that_had_broken_is_found() {
     assert_eq!(take(&mut intake, 1).await, [0; 0], "once");
 }
 
-/// What is taken by one that waits for it.
+/// Waits for jobs with one free slot, and returns the numbers of those that are taken.
 async fn wait_for_one(intake: &mut JobConsumer) -> Vec<u32> {
     loop {
         let taken = intake.next(1, pending()).await.expect("an answer");

@@ -20,10 +20,10 @@ const CASES: u32 = 200;
 const JOBS: u32 = 8;
 const SHARED: &str = "hero:q:work:type:shell";
 const DEMANDING: &str = "hero:q:work:type:shell:iso:confined";
-/// What each instance gives; some jobs demand what only the second does.
+/// Isolation that each instance gives; some jobs demand a level that only the second one gives.
 const GIVEN: [Isolation; 2] = [Isolation::Basic, Isolation::Contained];
 
-/// Something that somebody does. Numbers choose among what there is.
+/// One action of a participant. Numbers choose among what there is.
 #[derive(Debug, Clone)]
 enum Step {
     Accept(u32),
@@ -93,9 +93,9 @@ struct World<'a> {
     bench: &'a QueueTestBench,
     list: &'a str,
     members: Vec<(InstanceSession, JobConsumer, InstanceCommandReader)>,
-    /// What each instance runs.
+    /// Jobs that each instance runs.
     running: Vec<Vec<JobKey>>,
-    /// What old workers run.
+    /// Jobs that legacy workers run.
     tasks: Vec<LegacyTestTask>,
     accepted: BTreeSet<JobKey>,
     takers: BTreeMap<JobKey, String>,
@@ -149,7 +149,7 @@ impl<'a> World<'a> {
         taken.len()
     }
 
-    /// What was fetched is lost with its answer.
+    /// Loses the answer of a fetch together with the fetched jobs.
     async fn lose_answer(&mut self, by: usize) {
         let _ = self.bench.redis.raw(15, &["LPOP", &format!("hero:handed:{}", self.members[by].0.who())]);
         let mut dropped = std::pin::pin!(self.members[by].1.next(1, std::future::pending()));

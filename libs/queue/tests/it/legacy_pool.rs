@@ -14,7 +14,7 @@ use crate::legacy::{ACTOR_QUEUE, with_old};
 use crate::legacy_worker::{LegacyTestWorker, PopSide};
 use crate::setup::{ending, execution, offer};
 
-/// Who ran each script.
+/// Worker that ran each script.
 type Ran = Mutex<Vec<(String, &'static str)>>;
 
 async fn until(over: &watch::Sender<bool>) {

@@ -19,7 +19,7 @@ pub(crate) struct LegacyTestWorker {
     side: PopSide,
 }
 
-/// What it popped, and read.
+/// Job that the worker popped, and the fields it read.
 #[derive(Debug, Clone)]
 pub(crate) struct LegacyTestTask {
     pub(crate) entry: String,

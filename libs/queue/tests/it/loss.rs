@@ -1,4 +1,4 @@
-//! What is lost, and how it is found.
+//! Loss of instances and answers, and how it is detected.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! What a supervisor has to know to look after its machine.
+//! Queries that a supervisor needs to maintain its machine.
 
 use std::collections::{BTreeMap, HashSet};
 

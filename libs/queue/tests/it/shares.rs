@@ -1,4 +1,4 @@
-//! Nobody has all slots of an instance while others are there.
+//! Shares of an instance: no party has all slots while others wait.
 
 use std::time::Duration;
 

@@ -211,7 +211,7 @@ async fn what_a_coordinator_may_have_lost_is_told_again() {
     bench.supervisor.resend_end(job_key(9)).await.expect("nobody knows it");
 }
 
-/// Of a flow that is gone nothing is kept once its coordinator knows the end, and what runs goes on.
+/// Attempts of a deleted flow are forgotten once its coordinator knows their end; running ones go on.
 #[tokio::test]
 async fn attempts_of_a_flow_that_is_gone_are_forgotten() {
     let bench = QueueTestBench::new();
@@ -260,7 +260,7 @@ async fn attempts_of_a_flow_that_is_gone_are_forgotten() {
     }
 }
 
-/// What others may still write is not removed before its time: it would be there for ever then.
+/// Records that foreign workers may still write are not removed before their time: they would stay forever then.
 #[tokio::test]
 async fn attempts_that_others_may_have_are_kept_for_their_time() {
     let bench = QueueTestBench::new();

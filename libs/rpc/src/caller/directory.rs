@@ -1,4 +1,4 @@
-//! What a server asks about actors while it serves them.
+//! Lookups of actors that a server makes while it serves requests.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -12,22 +12,22 @@ use tonic::Status;
 /// An actor as far as it matters for believing it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KnownActor {
-    /// Its keys and when they count, oldest first.
+    /// Keys of the actor and when each counts, oldest first.
     pub keys: Vec<ActorVerifyingKey>,
     /// Certificates that were issued before this moment do not count; absent: all do.
     pub certificates_not_before: Option<Timestamp>,
 }
 
-/// What an actor is in a context.
+/// Membership of an actor in a context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Membership {
-    /// Its role; absent when it has none, and when there is no such context.
+    /// Role of the actor; absent when it has none, and when there is no such context.
     pub role: Option<Role>,
     /// The context is on its way out.
     pub is_deleting: bool,
 }
 
-/// What something that was said is about.
+/// Subject of a lookup, and of the changes to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum DirectorySubject {
     /// An actor: its keys and certificates.
@@ -36,12 +36,12 @@ pub enum DirectorySubject {
     Context(ContextId),
 }
 
-/// Whether a directory hears of changes.
+/// State of a directory's change feed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DirectoryFeedState {
-    /// Of every one.
+    /// Every change is reported.
     Live,
-    /// Of none: what it says is true when it is said, and has to be asked for again.
+    /// No change is reported: an answer is true when it is given, and has to be requested again.
     Silent,
 }
 
@@ -53,7 +53,7 @@ pub trait Directory: Debug + Send + Sync + 'static {
     /// When it cannot be told now.
     fn actor(&self, id: ActorId) -> BoxFuture<'_, Result<Option<Arc<KnownActor>>, Status>>;
 
-    /// What an actor is in a context.
+    /// Returns the membership of an actor in a context.
     ///
     /// # Errors
     /// When it cannot be told now.

@@ -14,7 +14,7 @@ use crate::caller::{Caller, ConnectionPeer, PeerIdentity};
 
 const LINKERD_HEADER: HeaderName = HeaderName::from_static("l5d-client-id");
 const ENVOY_HEADER: HeaderName = HeaderName::from_static("x-forwarded-client-cert");
-/// What stands between a service account's namespace and the control plane's in a name of Linkerd.
+/// Infix between a service account's namespace and the control plane's in a name of Linkerd.
 const LINKERD_INFIX: &str = ".serviceaccount.identity.";
 /// A service account may be called `mycora-scheduler` instead of `scheduler`.
 const ACCOUNT_PREFIX: &str = "mycora-";
@@ -28,7 +28,7 @@ pub enum MeshKind {
     Istio,
 }
 
-/// Whom a mesh may vouch for: workloads that run as a service account of one namespace, and are called as a
+/// Workloads that a mesh may vouch for: those that run as a service account of one namespace, and are called as a
 /// service of ours. All others are callers without an identity, as those without a certificate elsewhere.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MeshTrust {

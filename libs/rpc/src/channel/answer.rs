@@ -40,7 +40,7 @@ pub(crate) fn not_reached(target: &str, error: &(dyn StdError + 'static)) -> Sta
     failed(error, target, |cause| format!("cannot reach {target}: {cause}"))
 }
 
-/// The same for what broke while an answer was read.
+/// Returns the status for a connection that broke while an answer was read, as [`not_reached`] does.
 fn broken_off(target: &str, error: &(dyn StdError + 'static)) -> Status {
     failed(error, target, |cause| format!("the connection to {target} broke: {cause}"))
 }
@@ -66,7 +66,7 @@ fn failed(
     Error::unavailable(RpcReason::PeerUnavailable, message(cause)).into()
 }
 
-/// What this side decided, as about a request that is too large to be sent: no connection broke.
+/// Returns the status that this side decided, as for a request that is too large to be sent: no connection broke.
 fn of_this_side<'a>(cause: &'a (dyn StdError + 'static)) -> Option<&'a Status> {
     let status = cause.downcast_ref::<Status>().filter(|status| status.source().is_none())?;
     let decided =
@@ -78,7 +78,7 @@ fn is_grpc(headers: &HeaderMap) -> bool {
     headers.get(CONTENT_TYPE).is_some_and(|value| value.as_bytes().starts_with(GRPC.as_bytes()))
 }
 
-/// What an answer that is none of a gRPC server means, by its HTTP status.
+/// Translates an answer that does not come from a gRPC server, by its HTTP status.
 fn foreign(answer: &Response<Body>, target: &str) -> Error {
     let status = answer.status();
     let kind = answer.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok());

@@ -1,4 +1,4 @@
-//! Whose certificate a server shows, for people who look for what is wrong.
+//! Reads the certificate that a server shows, to diagnose faults.
 
 use std::time::Duration;
 
@@ -42,15 +42,15 @@ pub enum CertificateProbeError {
     /// There is no way to it.
     #[error(transparent)]
     Channel(#[from] ChannelError),
-    /// It is not there, or its certificate is not to be believed.
+    /// The server is not there, or its certificate is not to be believed.
     #[error("cannot reach {address}: {message}")]
     Unreachable {
         /// Where it was looked for.
         address: String,
-        /// What happened.
+        /// Description of the failure.
         message: String,
     },
-    /// Its certificate says nothing that could be read.
+    /// The server's certificate cannot be read.
     #[error("its certificate cannot be read")]
     Certificate(#[from] CertificateError),
 }

@@ -1,4 +1,4 @@
-//! What a server says of itself, followed from afar.
+//! Follows the health that a server reports, from a client's side.
 
 use backoff::ExponentialBackoff;
 use tonic::Status;

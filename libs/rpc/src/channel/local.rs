@@ -51,7 +51,7 @@ pub struct LocalHandle {
 }
 
 impl LocalHandle {
-    /// Its name.
+    /// Returns the name of the service.
     pub(crate) const fn name(&self) -> &'static str {
         self.name
     }

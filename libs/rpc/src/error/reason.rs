@@ -39,7 +39,7 @@ reasons! {
     NotFound = "NOT_FOUND" as [NotFound],
     /// There is one already.
     AlreadyExists = "ALREADY_EXISTS" as [AlreadyExists],
-    /// The same `request_id` came with another body before.
+    /// An earlier call with the same `request_id` had another body.
     RequestIdReused = "REQUEST_ID_REUSED" as [AlreadyExists],
     /// The object's state does not allow it.
     WrongState = "WRONG_STATE" as [FailedPrecondition],
@@ -89,7 +89,7 @@ reasons! {
     TokenRefused = "TOKEN_REFUSED" as [PermissionDenied],
     /// No node of the flow would be run again.
     NothingToRetry = "NOTHING_TO_RETRY" as [FailedPrecondition],
-    /// That attempt of the node is not under way.
+    /// The named attempt of the node is not under way.
     NodeNotRunning = "NODE_NOT_RUNNING" as [FailedPrecondition],
     /// The flow has fewer nodes than were announced.
     NodesMissing = "NODES_MISSING" as [FailedPrecondition],
@@ -147,11 +147,11 @@ reasons! {
     IdentityUnusable = "IDENTITY_UNUSABLE" as [Unauthenticated],
     /// The actor or its key was revoked.
     IdentityRevoked = "IDENTITY_REVOKED" as [Unauthenticated],
-    /// This identity may not call this method.
+    /// The caller's identity may not call this method.
     MethodNotAllowed = "METHOD_NOT_ALLOWED" as [PermissionDenied],
     /// The caller's role in the context is not enough.
     RoleInsufficient = "ROLE_INSUFFICIENT" as [PermissionDenied],
-    /// The same job key came with other content before.
+    /// The job key came before with other content.
     KeyConflict = "KEY_CONFLICT" as [],
     /// The attempt was stopped before it came.
     Stopped = "STOPPED" as [FailedPrecondition],

@@ -1,4 +1,4 @@
-//! What a client makes of a failed call.
+//! A client's view of a failed call.
 
 use std::collections::BTreeMap;
 use std::error::Error as _;
@@ -60,14 +60,14 @@ impl fmt::Display for ErrorView {
     }
 }
 
-/// What a client may do about a failed call.
+/// Advice to a client about a failed call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RetryAdvice {
-    /// The same call will fail the same way.
+    /// Repeating the call would fail the same way.
     Never,
     /// A race was lost: read, decide and call again.
     Reread,
-    /// The same call may succeed. Whether the failed one had an effect is not
+    /// Repeating the call may succeed. Whether the failed one had an effect is not
     /// known, so a mutation is repeated with the same `request_id`.
     Again {
         /// Not before this, when the server said so.
@@ -92,7 +92,7 @@ impl RetryAdvice {
     }
 }
 
-/// Whether this status was not sent by the server but made on this side, from
+/// Returns true for a status that was not sent by the server but made on this side, from
 /// an error of the connection: only such a one has a source.
 fn connection_broke(status: &Status) -> bool {
     matches!(status.code(), Code::Unknown | Code::Cancelled | Code::Internal) && status.source().is_some()

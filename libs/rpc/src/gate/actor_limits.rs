@@ -1,5 +1,5 @@
-//! What one actor may have of a server: calls a second, and calls at once. Services and the bootstrap identity are not
-//! bounded so, and neither is whoever calls what is open to anyone: there are other places for them.
+//! Limits of one actor at a server: calls a second, and calls at once. Services and the bootstrap identity are not bounded
+//! so, and neither are callers of methods that are open to anyone: other limits exist for them.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -38,7 +38,7 @@ impl Default for CallRate {
 }
 
 impl CallRate {
-    /// What one call takes of the time.
+    /// Returns the time that one call uses up.
     fn interval(self) -> Duration {
         Duration::from_secs(1) / u32::try_from(self.per_sec.max(1)).unwrap_or(u32::MAX)
     }

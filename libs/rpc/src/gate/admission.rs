@@ -1,4 +1,4 @@
-//! Who is let in.
+//! Admission of callers.
 
 use std::sync::Arc;
 
@@ -37,7 +37,7 @@ impl Admission {
         &self.shares
     }
 
-    /// Whether anyone may call it.
+    /// Returns true for a method that anyone may call.
     pub(crate) fn is_open(&self, path: &str) -> bool {
         self.policy.is_open(path)
     }

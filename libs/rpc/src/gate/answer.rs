@@ -1,7 +1,7 @@
-//! What every answer passes on its way back: it carries the id of its call, and a failure says why.
+//! Steps that every answer passes on its way back: it carries the id of its call, and a failure says why.
 //!
 //! Handlers fail with [`Error`], which has a reason. What tonic answers by itself (it cannot decode a message, does
-//! not know a compression) has none, and sometimes a code that no other stack uses; such answers are written anew
+//! not know a compression) has none, and sometimes a code that no other stack uses; such answers are rewritten
 //! here. They are told apart by their missing details.
 
 use std::pin::Pin;
@@ -151,7 +151,7 @@ impl http_body::Body for AnswerBody {
     }
 }
 
-/// The same failure with a reason.
+/// Returns the failure with a reason added where it has none.
 fn explained(status: Status, path: &str) -> Status {
     if !status.details().is_empty() {
         return status;
@@ -165,7 +165,7 @@ fn explained(status: Status, path: &str) -> Status {
     written
 }
 
-/// What tonic 0.14 says by itself. A test for each is in `tests/it/answers.rs`, over a real connection.
+/// Translates what tonic 0.14 says by itself. A test for each is in `tests/it/answers.rs`, over a real connection.
 fn of_tonic(code: Code, message: &str, path: &str) -> Option<Error> {
     let new = |kind, reason, message: String| Some(Error::new(kind, reason, message).with("method", path));
     match code {
@@ -239,7 +239,7 @@ fn by_code(code: Code, message: &str) -> Error {
     Error::new(kind, reason, message)
 }
 
-/// The same failure with the id of this call in `RequestInfo`; of another call's there is no need.
+/// Returns the failure with the id of this call in `RequestInfo`; an id of another call is dropped.
 fn with_request_id(status: &Status, id: &RequestIdHeader) -> Status {
     let mut details = status.get_error_details_vec();
     details.retain(|detail| !matches!(detail, ErrorDetail::RequestInfo(_)));

@@ -1,4 +1,4 @@
-//! Whether a caller is who it says: what the gate asks before it lets an actor in.
+//! Verifies that a caller is who it says: the checks that the gate makes before it lets an actor in.
 //!
 //! Services and the bootstrap identity are believed by their certificates alone, and callers of this process as they are:
 //! nothing is looked up for them. An actor's certificate counts only while the actor exists and has not given up
@@ -25,7 +25,7 @@ use crate::stream::member::{AccessGrantState, until_lost};
 /// How long the directory may take.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What a request shows of its caller.
+/// Credentials that a request presents.
 pub(crate) enum PresentedCredentials {
     /// Needs no looking up.
     Settled(Result<Option<Caller>, Error>),
@@ -41,16 +41,16 @@ pub(crate) struct ActorClaim {
     token: Option<Token>,
 }
 
-/// Who called, and what it was believed for.
+/// A verified caller, and the credential that it was believed for.
 #[derive(Clone)]
 pub(crate) struct VerifiedCaller {
     pub(crate) caller: Caller,
     credential: Credential,
-    /// Its share of the server, for as long as the call lasts.
+    /// The caller's share of the server, for as long as the call lasts.
     share: Option<Arc<ActorCallPermit>>,
 }
 
-/// What has to stay in force while an actor's stream goes on.
+/// Credential that has to stay in force while an actor's stream goes on.
 #[derive(Clone)]
 struct Credential {
     directory: Arc<dyn Directory>,
@@ -125,17 +125,17 @@ fn bearer(headers: &HeaderMap) -> Result<Option<&str>, Error> {
 }
 
 impl ActorClaim {
-    /// The same, as an actor.
+    /// Returns the actor that the claim names.
     pub(crate) const fn actor(&self) -> ActorId {
         self.actor
     }
 
-    /// Who it says that it is.
+    /// Returns the claimed identity.
     pub(crate) const fn identity(&self) -> Identity {
         Identity::Actor(self.actor)
     }
 
-    /// Asks whether to believe it.
+    /// Verifies the claim against the directory.
     pub(crate) async fn verify(&self, directory: &Arc<dyn Directory>) -> Result<VerifiedCaller, Error> {
         let known = in_time(directory.actor(self.actor)).await?;
         let (now, identity) = (Timestamp::now(), self.identity());
@@ -192,7 +192,7 @@ impl ActorClaim {
 }
 
 impl VerifiedCaller {
-    /// The same with a share of the server.
+    /// Returns the caller with a share of the server added.
     pub(crate) fn sharing(self, share: ActorCallPermit) -> Self {
         Self { share: Some(Arc::new(share)), ..self }
     }
@@ -263,7 +263,7 @@ fn revoked(actor: ActorId, why: &str) -> Error {
     Error::new(ErrorKind::Unauthenticated, RpcReason::IdentityRevoked, message)
 }
 
-/// What a server without a directory says to actors that its policy would let in.
+/// Returns the error that a server without a directory gives to actors that its policy would let in.
 pub(crate) fn cannot_look_up() -> Error {
     unusable(
         "this server cannot look actors up, so it believes neither their certificates nor tokens".to_owned(),

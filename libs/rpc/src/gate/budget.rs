@@ -40,7 +40,7 @@ pub(crate) const ANSWERED_BYTES_MAX: usize = 128 * 1024 * 1024;
 const MADE_BYTES_MAX: usize = 64 * 1024 * 1024;
 /// One caller has a part of each: one in so many.
 const SHARE: usize = 4;
-/// What deflate makes of one byte at most (RFC 1951: 258 bytes of two bits).
+/// Bytes that deflate makes of one byte at most (RFC 1951: 258 bytes of two bits).
 const EXPANSION_MAX: usize = 1032;
 /// A message that cannot be handled by then is refused.
 const WAIT_MAX: Duration = Duration::from_secs(30);
@@ -51,10 +51,10 @@ const SEND_FEWER: &str = "send fewer large messages at once";
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// So many callers are remembered before those are forgotten that hold nothing.
 const OWNERS_KEPT: usize = 1024;
-/// What permits count.
+/// Bytes that one permit stands for.
 const UNIT_BYTES: usize = 1024;
 
-/// What large messages may take of a server's memory, on the wire.
+/// Limits on a server's memory that large messages may take, by their length on the wire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MessageBytesMax {
     /// Received and not answered yet, in bytes; a quarter of it for one caller.
@@ -118,7 +118,7 @@ pub(crate) struct BytesPermit {
     gauge: IntGauge,
 }
 
-/// What a large message holds, for as long as it is handled.
+/// Permits that a large message holds, for as long as it is handled.
 pub(crate) type HandlingPermits = Arc<Mutex<Option<(BytesPermit, BytesPermit)>>>;
 
 /// The caller that the messages of one call are counted for.
@@ -157,7 +157,7 @@ impl MessageBudget {
 }
 
 impl BudgetOwner {
-    /// Nobody for calls of this process and of services.
+    /// Returns the owner to count for; none for calls of this process and of services.
     fn of(request: &Request<Body>) -> Option<Self> {
         request.extensions().get::<ConnectionPeer>()?;
         match request.extensions().get::<Caller>().map(Caller::identity) {
@@ -189,7 +189,7 @@ impl MessageBytePools {
         }
     }
 
-    /// Whether all that an owner may have answered is taken.
+    /// Returns true when the owner's part of the answers is fully taken.
     fn is_used_up(&self, owner: BudgetOwner) -> bool {
         self.answered.of(owner).available_permits() == 0
     }
@@ -202,7 +202,7 @@ impl BytePool {
         Self { all, of_one: Mutex::default(), of_one_units: (units / SHARE).max(1) }
     }
 
-    /// What this caller may have of it.
+    /// Returns the permits of this caller's part of the pool.
     fn of(&self, owner: BudgetOwner) -> Arc<Semaphore> {
         let mut of_one = lock(&self.of_one);
         if let Some(held) = of_one.get(&owner).and_then(Weak::upgrade) {
@@ -268,7 +268,7 @@ impl Drop for BytesPermit {
 }
 
 impl BudgetAccount {
-    /// Whether a message of this length is counted. One beyond what is decoded is not: it is refused before it is read.
+    /// Returns true for a message length that is counted. One beyond what is decoded is not: it is refused unread.
     pub(crate) fn counts(bytes: usize, is_compressed: bool) -> bool {
         bytes <= MESSAGE_BYTES_MAX && in_memory(bytes, is_compressed) > SMALL_BYTES
     }
@@ -290,7 +290,7 @@ impl BudgetAccount {
         taken.ok_or_else(|| self.refuse("has had no room for another large message for 30 s", SEND_FEWER))
     }
 
-    /// Whether a message of this length is counted when it is answered.
+    /// Returns true for an answer length that is counted.
     pub(crate) const fn counts_answer(bytes: usize) -> bool {
         bytes > SMALL_BYTES
     }
@@ -344,7 +344,7 @@ impl BudgetAccount {
         while self.wait_for_answers(1).await.is_none() {}
     }
 
-    /// Whether there is room for answers.
+    /// Returns true when there is room for answers.
     pub(crate) fn has_room(&self) -> bool {
         !self.pools.is_used_up(self.owner) && self.pools.answered.all.available_permits() > 0
     }
@@ -410,7 +410,7 @@ impl BudgetAccount {
     }
 }
 
-/// What it comes to when it is decompressed, at most.
+/// Returns the length of a message after decompression, at most.
 fn in_memory(bytes: usize, is_compressed: bool) -> usize {
     if is_compressed { bytes.saturating_mul(EXPANSION_MAX).min(MESSAGE_BYTES_MAX) } else { bytes }
 }

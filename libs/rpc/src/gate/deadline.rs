@@ -18,7 +18,7 @@ use crate::error::{Error, ErrorKind, RpcReason};
 use crate::gate::request_headers::RequestIdHeader;
 
 const TIMEOUT_HEADER: HeaderName = HeaderName::from_static("grpc-timeout");
-/// What an answer needs on its way back: a call that is made on behalf of another has to end that much earlier.
+/// Time that an answer needs on its way back: a call that is made on behalf of another has to end that much earlier.
 const MARGIN: Duration = Duration::from_millis(50);
 /// The protocol has room for eight digits.
 const TIMEOUT_VALUE_MAX: u128 = 99_999_999;
@@ -28,7 +28,7 @@ tokio::task_local! {
     static ANSWERING: RpcCallContext;
 }
 
-/// What calls inherit that are made while another is answered.
+/// Context that calls inherit when they are made while another is answered.
 #[derive(Debug, Clone)]
 pub(crate) struct RpcCallContext {
     pub(crate) deadline: Option<Deadline>,
@@ -64,7 +64,7 @@ impl Deadline {
         ANSWERING.try_with(|ambient| ambient.deadline).ok().flatten()
     }
 
-    /// What the caller asked for, at most so long.
+    /// Returns the deadline that the caller asked for, but no later than `patience` from now.
     pub(crate) fn from_headers(headers: &HeaderMap, patience: Option<Duration>) -> Option<Self> {
         let asked = headers.get(TIMEOUT_HEADER).and_then(|value| parse(value.to_str().ok()?));
         let timeout = match (asked, patience) {
@@ -124,7 +124,7 @@ fn parse(text: &str) -> Option<Duration> {
     })
 }
 
-/// The same, in the finest unit that has room; what is cut off makes it shorter, never longer.
+/// Formats a timeout for the header, in the finest unit that has room; what is cut off makes it shorter, never longer.
 fn written(timeout: Duration) -> HeaderValue {
     let units = [
         (timeout.as_micros(), 'u'),

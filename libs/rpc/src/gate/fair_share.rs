@@ -56,11 +56,11 @@ struct FairShareState {
 
 #[derive(Debug)]
 struct FairShareAccount {
-    /// This actor's calls have used up its time until then.
+    /// Moment until which the actor's calls have used up its time.
     used_until: Instant,
     /// The average time of its latest calls.
     cost: Duration,
-    /// Its calls that are being carried out.
+    /// Number of the actor's calls that are being carried out.
     running: u32,
     /// The time that its calls have taken: those that are carried out together share it.
     taken: Duration,

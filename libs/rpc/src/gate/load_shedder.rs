@@ -24,7 +24,7 @@ pub(crate) const CONNECTION_PROBES_MAX: usize = 32;
 /// When to try again.
 const RETRY_AFTER: Duration = Duration::from_millis(500);
 
-/// What a server answers at once, at most. Of each, a quarter is kept for services.
+/// Limits on the calls that a server answers at once. Of each, a quarter is kept for services.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CallsMax {
     /// Calls with one answer.
@@ -41,14 +41,14 @@ impl Default for CallsMax {
     }
 }
 
-/// Who wants a place.
+/// Class of a caller that asks for a permit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CallerClass {
     /// One of ours.
     Service,
-    /// Somebody else.
+    /// Any other identified caller.
     Other,
-    /// Nobody that is known, and the method is open to anyone.
+    /// No identity is known, and the method is open to anyone.
     Stranger,
 }
 

@@ -21,10 +21,10 @@ pub(crate) struct MeteredAnswerBody {
     body: Option<Body>,
     account: BudgetAccount,
     path: String,
-    /// Whether the next message may be large: nobody makes it then before there is room for some of it.
+    /// True when the next message may be large: it is not made then before there is room for some of it.
     expects_large: bool,
     room: Option<BoxFuture<'static, ()>>,
-    /// What an answer of one message begins with.
+    /// First frame of an answer of one message.
     first: Option<Result<Frame<Bytes>, Status>>,
     /// A large message that waits for room.
     waiting: Option<(Bytes, BoxFuture<'static, Result<BytesPermit, Error>>)>,

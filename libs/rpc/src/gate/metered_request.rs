@@ -21,7 +21,7 @@ const PREFIX_BYTES: usize = 5;
 pub(crate) struct MeteredRequestBody {
     body: Body,
     account: BudgetAccount,
-    /// Whether messages follow each other: then the former one is done with when the next is asked for.
+    /// True when messages follow each other: then the former one is done with when the next is asked for.
     goes_on: bool,
     handled: HandlingPermits,
     /// Received and not looked at.
@@ -108,7 +108,7 @@ impl MeteredRequestBody {
         self.ready.push_back(Frame::data(passed.freeze()));
     }
 
-    /// It is whole.
+    /// Begins to wait for room, once the large message has arrived whole.
     fn wait(&mut self) {
         let Some(LargeMessageState::Coming { prefix, held }) = self.large.take() else { return };
         let message = self.rest.split_to(prefix.bytes()).freeze();
@@ -217,7 +217,7 @@ mod tests {
         Body::new(Pieces(pieces.into()))
     }
 
-    /// What is passed on of pieces of so many bytes.
+    /// Returns the frames that the body passes on when `bytes` arrive in pieces of this length.
     async fn passed(bytes: &[u8], piece: usize) -> Vec<Bytes> {
         let pieces = bytes.chunks(piece).map(Bytes::copy_from_slice).collect();
         let (account, handled) = (BudgetAccount::of_stranger(HANDLED_BYTES_MAX), HandlingPermits::default());

@@ -1,4 +1,4 @@
-//! What methods a mount has, and how long each may take.
+//! Methods of a mount, and how long each may take.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -36,7 +36,7 @@ impl RpcMethodKind {
     }
 }
 
-/// What a path leads to.
+/// Result of looking a path up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RpcMethodLookup {
     Method(RpcMethodKind),
@@ -105,12 +105,12 @@ impl Methods {
         }
     }
 
-    /// Whether a service that is mounted and described has no such method.
+    /// Returns true when the path's service is mounted and described, and has no such method.
     pub(crate) fn lacks(&self, path: &str) -> bool {
         self.is_described(path) == Some(true) && !self.shapes.contains_key(path)
     }
 
-    /// Whether a descriptor speaks of the path's service; absent when that is not mounted.
+    /// Returns true when a descriptor speaks of the path's service; absent when that is not mounted.
     fn is_described(&self, path: &str) -> Option<bool> {
         let (service, _) = path.strip_prefix('/')?.split_once('/')?;
         self.services.get(service).copied()

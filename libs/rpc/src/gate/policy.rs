@@ -8,10 +8,10 @@ use identity::{Identity, ServiceName};
 /// `("/mycora.v1.FlowService/*", &[Allow::AnyActor, Allow::Admin])`.
 pub type PolicyTable<'a> = &'a [(&'a str, &'a [Allow])];
 
-/// Whom a method admits.
+/// Callers that a method admits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Allow {
-    /// This service.
+    /// One service, by its name.
     Service(ServiceName),
     /// Every service.
     AnyService,
@@ -40,14 +40,14 @@ impl Allow {
     }
 }
 
-/// What a policy says to one call.
+/// Decision of a policy about one call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MethodPolicyDecision {
     /// Go on.
     Allowed,
-    /// Nobody is known, and somebody is needed.
+    /// The caller is not known, and the method needs an identity.
     IdentityRequired,
-    /// This one may not.
+    /// The caller's identity may not call the method.
     Denied,
 }
 
@@ -96,7 +96,7 @@ impl MethodPolicy {
         Ok(self)
     }
 
-    /// Whether a token counts only once for this method.
+    /// Returns true for a method for which a token counts only once.
     pub(crate) fn is_administrative(&self, path: &str) -> bool {
         self.administrative.contains(path)
     }
@@ -106,7 +106,7 @@ impl MethodPolicy {
         self.methods.keys().chain(&self.administrative).map(String::as_str)
     }
 
-    /// Whether anyone may call it.
+    /// Returns true for a method that anyone may call.
     pub(crate) fn is_open(&self, path: &str) -> bool {
         self.decide(path, None) == MethodPolicyDecision::Allowed
     }
@@ -128,7 +128,7 @@ impl MethodPolicy {
         former.map_or(Ok(()), |_| Err(PolicyError::Twice { pattern: pattern.to_owned() }))
     }
 
-    /// Whether any row speaks of this service.
+    /// Returns true when any row speaks of this service.
     pub(crate) fn covers(&self, service: &str) -> bool {
         self.services.contains_key(service)
             || self.methods.keys().any(|path| split(path).is_some_and(|(name, _)| name == service))

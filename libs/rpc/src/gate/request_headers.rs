@@ -1,4 +1,4 @@
-//! What a request brings along before anybody asks who sent it: its id, and headers that have to be bounded.
+//! Headers that are read before the caller is identified: the request's id, and headers that have to be bounded.
 
 use std::fmt::Write as _;
 
@@ -11,7 +11,7 @@ pub(crate) const REQUEST_ID_HEADER: HeaderName = HeaderName::from_static("x-requ
 pub(crate) const REQUEST_ID_BYTES_MAX: usize = 64;
 /// Metadata of one request.
 pub(crate) const HEADER_LIST_BYTES_MAX: usize = 16 * 1024;
-/// What HTTP/2 counts for each header beside its name and value.
+/// Bytes that HTTP/2 counts for each header beside its name and value.
 const HEADER_OVERHEAD_BYTES: usize = 32;
 
 /// Under which a call is found in logs: the caller's own, or one that was made here.

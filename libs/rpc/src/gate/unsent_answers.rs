@@ -29,7 +29,7 @@ struct UnsentAnswerTable {
     last: u64,
 }
 
-/// What is left of one.
+/// Rest of one answer that is still to be sent.
 #[derive(Debug)]
 struct UnsentAnswer {
     owner: BudgetOwner,

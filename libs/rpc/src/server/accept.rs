@@ -44,7 +44,7 @@ const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 /// How every TLS connection begins: a record with a handshake in it.
 const TLS_FIRST_BYTE: u8 = 0x16;
 
-/// What a port demands of those who come.
+/// Demands of a port on those who connect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum TlsMode {
     /// TLS, and nothing else.
@@ -69,7 +69,7 @@ pub(crate) enum ListenerSecurity {
     Mesh(Arc<MeshTrust>),
 }
 
-/// What every door of a server shares.
+/// State that every listener of a server shares.
 #[derive(Clone)]
 pub(crate) struct AcceptContext {
     pub(crate) ready: mpsc::Sender<AcceptedConnection>,
@@ -265,7 +265,7 @@ enum AcceptedStream {
     Plain(TcpStream),
 }
 
-/// The same call, whatever the wire is.
+/// Makes one call on a connection's wire, whichever kind that is.
 macro_rules! on_wire {
     ($connection:expr, $wire:ident => $call:expr) => {
         match &mut $connection.wire {

@@ -39,7 +39,7 @@ pub(crate) struct StrangerConnectionState {
 struct ConnectionActivity {
     /// The actor whose token was accepted last.
     actor: Option<ActorId>,
-    /// Its first message has come, and its handshake has not ended.
+    /// True when the first message has come and the handshake has not ended.
     is_greeting: bool,
     /// Calls under way.
     calls: usize,
@@ -73,9 +73,9 @@ impl EvictionClass {
 /// Why a connection has to leave.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DisconnectReason {
-    /// Nobody has shown an identity in time.
+    /// No identity was shown in time.
     Unidentified,
-    /// Its place was given to a newer connection.
+    /// The connection's place was given to a newer one.
     Evicted,
 }
 
@@ -138,7 +138,7 @@ impl StrangerConnectionState {
         self.evicted.cancel();
     }
 
-    /// Whether the place of the connection was taken away.
+    /// Returns true when the place of the connection was taken away.
     pub(crate) fn is_evicted(&self) -> bool {
         self.evicted.is_cancelled()
     }

@@ -17,20 +17,20 @@ use crate::server::connection_state::{EvictionClass, StrangerConnectionState};
 /// Handshakes under way at once with one place: an IPv4 address, or the first 64 bits of an IPv6 one, which is what a
 /// single host may be given.
 pub(crate) const HANDSHAKES_OF_ONE_MAX: usize = 32;
-/// The same with this machine, where proxies and many clients may be: most of all, and never all of them.
+/// Handshakes under way at once with this machine, where proxies and many clients may be: most of all, and never all.
 ///
 /// A client that has connected must come to say its first word before so many others have connected after it. Those others
 /// may be in the same process and ahead of it in the same queue of tasks: it has some 50 ms, not some 10.
 pub(crate) const HANDSHAKES_LOCAL_MAX: usize = 1024;
-/// Connections without a certificate of one place: a quarter of all of them.
+/// Connections of one place without a certificate: a quarter of all of them.
 pub(crate) const CONNECTIONS_ANONYMOUS_OF_ONE_MAX: usize = 256;
-/// The same of this machine.
+/// Connections of this machine without a certificate.
 pub(crate) const CONNECTIONS_ANONYMOUS_LOCAL_MAX: usize = 768;
 
 /// A place that connections come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum ConnectionOrigin {
-    /// This machine, by whichever of its loopback addresses.
+    /// The local machine, by whichever of its loopback addresses.
     Local,
     Elsewhere(IpAddr),
 }

@@ -76,7 +76,7 @@ impl Health {
     }
 }
 
-/// What somebody asks about.
+/// Target of a health check.
 enum HealthCheckTarget {
     /// The server, or one of its services: they are well together.
     Server,
@@ -87,7 +87,7 @@ enum HealthCheckTarget {
 }
 
 impl HealthCheckTarget {
-    /// Whether it is well, as far as that is not the whole server's affair; nothing for what is not known.
+    /// Returns true when the part is well, and always for the server as a whole; nothing for what is not known.
     fn well(&mut self) -> Option<bool> {
         match self {
             Self::Server => Some(true),

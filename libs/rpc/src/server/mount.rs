@@ -1,4 +1,4 @@
-//! What a server offers: its services, its policy, health and reflection.
+//! Contents of a server: its services, its policy, health and reflection.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -66,7 +66,7 @@ impl Mount {
         self.gate.bound_actors(rate);
     }
 
-    /// What is counted of its calls and connections.
+    /// Returns the metrics of its calls and connections.
     #[must_use]
     pub fn metrics(&self) -> &Metrics {
         self.gate.metrics()
@@ -107,7 +107,7 @@ impl MountBuilder {
         self
     }
 
-    /// Who knows the actors that call. Without one no actor is believed that comes over a connection.
+    /// Sets the directory of the actors that call. Without one no actor is believed that comes over a connection.
     #[must_use]
     pub fn directory(mut self, directory: Arc<dyn Directory>) -> Self {
         self.directory = Some(directory);
@@ -214,7 +214,7 @@ impl MountBuilder {
 /// Why services cannot be mounted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MountError {
-    /// Nobody could call it.
+    /// No caller would be allowed to call the service.
     #[error("the method policy has no row for `{service}`")]
     Uncovered {
         /// The mounted service.
@@ -223,7 +223,7 @@ pub enum MountError {
     /// The policy speaks of health or reflection, which are always open.
     #[error("health and reflection are open to anyone and have no row in a policy")]
     Policy(#[source] PolicyError),
-    /// It may have been renamed, or be misspelt: what was meant is not protected by it.
+    /// The method may have been renamed, or be misspelt: what was meant is not protected by the row.
     #[error("the method policy names `{path}`: its service has no such method")]
     NoMethod {
         /// The row.

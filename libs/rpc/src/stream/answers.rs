@@ -15,7 +15,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Most answers that wait for one watcher, the last of which says that there are no more.
 pub const ANSWERS_MAX: usize = WATCH_BUFFER + 1;
 
-/// RpcReason why a watch is over.
+/// Reason why a watch is over.
 pub enum WatchEnded {
     /// The watcher went away.
     Gone,

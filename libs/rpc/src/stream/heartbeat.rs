@@ -30,7 +30,7 @@ impl StreamHeartbeat {
         tokio::time::sleep_until(self.0).await;
     }
 
-    /// What comes, or nothing when it is time for a sign of life, however much comes.
+    /// Returns what `next` gives, or nothing when it is time for a sign of life, however much comes.
     ///
     /// Cancel safe when `next` is.
     pub async fn or_due<T>(&self, next: impl Future<Output = T>) -> Option<T> {

@@ -21,7 +21,7 @@ use crate::error::{Error, ErrorKind, RpcReason};
 const DOUBT_MAX: Duration = Duration::from_secs(30);
 /// The pause before it is asked again.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
-/// The same while the directory answers and hears of no change, so that nobody would say that something was taken away.
+/// Pause before it is asked again while the directory answers and reports no changes: a loss would not be noticed otherwise.
 const ASK_IN_SILENCE: Duration = Duration::from_secs(2);
 
 /// The stream as long as `actor` has at least this role in `context`. It ends with `PERMISSION_DENIED`
@@ -95,7 +95,7 @@ fn judged(membership: Membership, context: ContextId, actor: ActorId, needed: Ro
     AccessGrantState::Holds { until: None }
 }
 
-/// Whether what allows something holds.
+/// State of a grant that a stream depends on.
 #[derive(Debug)]
 pub(crate) enum AccessGrantState {
     /// Yes; `until` then at the longest, when an end is set.

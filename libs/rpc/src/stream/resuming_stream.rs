@@ -43,7 +43,7 @@ impl<R: Resumable> ResumingStream<R> {
         &self.source
     }
 
-    /// The same, to take out of it what an answer has brought.
+    /// Returns the source mutably, to take out of it what an answer has brought.
     pub const fn source_mut(&mut self) -> &mut R {
         &mut self.source
     }
@@ -94,7 +94,7 @@ impl<R: Resumable> ResumingStream<R> {
 impl<R: Resumable + std::fmt::Debug> std::fmt::Debug for ResumingStream<R> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let stands = self.answers.is_some();
-        f.debug_struct("KeptStream").field("source", &self.source).field("stands", &stands).finish()
+        f.debug_struct("ResumingStream").field("source", &self.source).field("stands", &stands).finish()
     }
 }
 
@@ -113,7 +113,7 @@ fn fell_behind(status: &Status) -> bool {
         && ErrorView::from(status).reason == RpcReason::SlowConsumer.as_str()
 }
 
-/// What a stream breaks off with that just ends.
+/// Returns the failure of a stream that just ends.
 fn ended() -> Status {
     Error::unavailable(RpcReason::PeerUnavailable, "the service behind it ended the stream; resume").into()
 }

@@ -1,4 +1,4 @@
-//! Whether actors are believed: certificates, tokens, and streams that end.
+//! Authentication of actors: certificates, tokens, and streams that end.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! What every answer carries, and what becomes of those that tonic gives by itself.
+//! Contents of every answer, and the fate of those that tonic gives by itself.
 
 use std::time::Duration;
 

@@ -16,7 +16,7 @@ async fn left(channel: &Channel, method: &str, argument: &str, asked: Option<Dur
     told.parse().ok().map(Duration::from_millis)
 }
 
-/// Nobody waits longer than a minute for what answers at once, whatever it asks for.
+/// Checks that a call to a quick method waits no longer than a minute, whatever its deadline asks for.
 async fn are_bounded(channel: &Channel) {
     let minute = Duration::from_secs(60);
     for (asked, want) in

@@ -75,7 +75,7 @@ impl Known {
         self.hearing.send_replace(DirectoryFeedState::Silent);
     }
 
-    /// What nobody hears of.
+    /// Sets a membership without reporting the change.
     pub(crate) fn set_member_in_silence(&self, context: ContextId, actor: ActorId, membership: Membership) {
         self.said.lock().unwrap().members.insert((context, actor), membership);
     }
@@ -133,7 +133,7 @@ impl Directory for Known {
         self.answer(|said| said.spent.insert((actor, token_id)))
     }
 
-    /// Whoever asks is told of everything.
+    /// Returns one feed for all subjects: every subscriber is notified of every change.
     fn changes(&self, _: DirectorySubject) -> watch::Receiver<DirectoryFeedState> {
         self.hearing.subscribe()
     }

@@ -37,7 +37,7 @@ async fn a_stream_that_goes_on_is_cut_at_the_deadline() {
     assert_eq!((view.code, view.reason.as_str()), (Code::Unavailable, "PEER_UNAVAILABLE"), "{view}");
 }
 
-/// As by a client that was stopped for a while, or whose server was: what it gave up meanwhile arrives in one piece.
+/// Imitates a client that was stopped for a while, or whose server was: what it gave up meanwhile arrives in one piece.
 #[tokio::test]
 async fn a_client_that_gives_up_many_calls_at_once_keeps_its_connection() {
     let authority = Authority::new();

@@ -56,7 +56,7 @@ impl Rotation {
         TlsFiles::new(self.path("ca.pem"), certificate, self.path(&format!("{name}.key")))
     }
 
-    /// As everybody should who replaces a file that others read.
+    /// Replaces a file atomically, which is how a file that others read has to be replaced.
     fn put(&self, name: &str, text: &str) {
         let draft = self.path("draft");
         std::fs::write(&draft, text).unwrap();

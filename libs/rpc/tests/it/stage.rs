@@ -131,7 +131,7 @@ impl Echo {
     }
 }
 
-/// What reflection would say of it.
+/// Returns the descriptors of the service, for reflection.
 pub(crate) fn descriptors() -> &'static [u8] {
     let method = |name: &str| MethodDescriptorProto {
         name: Some(name.to_owned()),
@@ -345,7 +345,7 @@ impl Running {
     }
 }
 
-/// The same service in this process.
+/// Starts the service in this process.
 pub(crate) fn local(identity: Identity) -> (Echo, LocalServer, Channel) {
     let echo = Echo::new();
     let server = LocalServer::new("echo");
@@ -372,7 +372,7 @@ pub(crate) async fn open_stream(channel: &Channel) -> Result<(mpsc::Sender<Text>
     open_stream_with(channel, |_| ()).await
 }
 
-/// The same with something more in the request.
+/// Opens the stream with something more in the request.
 pub(crate) async fn open_stream_with(
     channel: &Channel,
     prepare: impl FnOnce(&mut Request<ReceiverStream<Text>>),

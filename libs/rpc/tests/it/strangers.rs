@@ -196,7 +196,7 @@ async fn a_full_house_gives_up_its_oldest_stranger_and_nobody_who_calls() {
     assert_eq!(answers.message().await.unwrap().unwrap().service, "still here");
 }
 
-/// What one job can open at once, from whichever addresses of this machine.
+/// Opens as many connections as one job can at once, from whichever addresses of this machine.
 #[tokio::test]
 async fn clients_with_tokens_come_in_whatever_strangers_hold() {
     allow_files(16384);

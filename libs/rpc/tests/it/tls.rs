@@ -1,4 +1,4 @@
-//! Who gets in, and as whom.
+//! Callers that get in, and their identities.
 
 use std::path::Path;
 use std::sync::Arc;

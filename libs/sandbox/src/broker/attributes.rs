@@ -104,7 +104,7 @@ impl AttributeChange {
     }
 }
 
-/// What a call means a file by.
+/// File that a call refers to.
 enum AttributeTarget {
     Path { base: i32, path: u64, follow: bool, may_be_empty: bool },
     Descriptor(i32),

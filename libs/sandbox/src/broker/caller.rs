@@ -1,4 +1,4 @@
-//! Who made a call: its memory and its descriptors.
+//! The thread that made a call: its memory and its descriptors.
 
 use std::fs::{File, OpenOptions};
 use std::os::fd::OwnedFd;

@@ -24,7 +24,7 @@ pub(super) enum SocketOperation {
     Connect {
         socket: OwnedFd,
         address: Vec<u8>,
-        /// It is done when the other side has answered.
+        /// The call completes only when the other side has answered.
         waits: bool,
     },
     Bind {
@@ -72,7 +72,7 @@ impl SocketOperation {
     }
 }
 
-/// What an address names.
+/// Destination that a socket address names.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum SocketDestination {
     /// Nothing: a connection is given up.

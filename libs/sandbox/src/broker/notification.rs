@@ -1,4 +1,4 @@
-//! What the kernel tells of calls, and what it is answered.
+//! Notifications of system calls from the kernel, and the answers to them.
 
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 
@@ -8,9 +8,9 @@ use super::checked;
 
 /// A system call that waits for its answer.
 pub(super) struct PendingSyscall {
-    /// Its number among calls, for the answer.
+    /// Id of the notification, for the answer.
     pub(super) id: u64,
-    /// Who made it.
+    /// Thread that made the call.
     pub(super) thread: u32,
     /// Which it is.
     pub(super) number: libc::c_long,

@@ -33,7 +33,7 @@ pub(super) struct SocketMessage {
     address: Option<Vec<u8>>,
     bytes: Vec<u8>,
     extra: Vec<u8>,
-    /// What `extra` passes on: open until it was sent.
+    /// Descriptors that `extra` passes on, kept open until the message is sent.
     _passed: Vec<OwnedFd>,
     flags: i32,
 }

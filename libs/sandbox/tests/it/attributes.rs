@@ -101,7 +101,7 @@ async fn nothing_outside_changes_its_mode_owner_times_or_attributes() {
     assert_ne!(paths.each_ref().map(|path| state(path)), before);
 }
 
-/// What a path means is what is changed, also when it means something else a moment later.
+/// A call changes the file that its path names at first, even when the path names another one a moment later.
 #[tokio::test]
 async fn a_link_that_changes_meanwhile_leads_nowhere_else() {
     let place = SandboxTestDir::new();

@@ -30,7 +30,7 @@ async fn a_fork_bomb_is_bounded() {
     assert_eq!(broken.output, "60\n", "{broken:?}");
 }
 
-/// Of a user of its own the kernel counts processes also without control groups.
+/// The kernel counts the processes of a user of its own even without control groups.
 #[tokio::test]
 async fn a_user_of_its_own_bounds_processes_as_well() {
     let place = SandboxTestDir::new();
@@ -134,7 +134,7 @@ async fn each_process_is_bounded() {
     }
 }
 
-/// Nobody else comes after a runner that was killed, if its work directory is not used again.
+/// Groups that a killed runner left behind are removed even if its work directory is not used again.
 #[test]
 fn groups_that_nobody_uses_are_removed() {
     let make = |name: &str| Cgroups::make(&format!("mycora-test-{}-{name}", std::process::id())).unwrap();

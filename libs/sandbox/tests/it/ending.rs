@@ -66,7 +66,7 @@ async fn what_a_script_leaves_behind_is_ended_with_it() {
     assert!(processes::observe(pid).is_err(), "{outcome:?}");
 }
 
-/// Its first thread ends alone; the kernel shows the process as one that has ended, while another thread goes on.
+/// Script whose first thread ends alone: the kernel shows the process as ended, while another thread goes on.
 const HEADLESS: &str = "
 import ctypes, os, platform, threading, time
 if os.fork() == 0:

@@ -1,4 +1,4 @@
-//! What the init of a job withstands, and that it ends what does not want to end.
+//! The init of a job survives attacks, and ends processes that do not want to end.
 
 use std::os::fd::AsRawFd as _;
 
@@ -22,7 +22,7 @@ fn init_of(child: &SandboxedJob) -> Pid {
     Pid::from_raw(child.pid().try_into().unwrap()).unwrap()
 }
 
-/// Whoever ends a service, or types at its terminal, sends signals to more than the runner.
+/// A user who ends a service, or types at its terminal, sends signals to more than the runner.
 #[tokio::test]
 async fn signals_do_not_keep_it_from_ending_the_rest() {
     let place = SandboxTestDir::new();

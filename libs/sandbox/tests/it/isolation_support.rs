@@ -1,4 +1,4 @@
-//! What stands on this machine, and that a script runs at all.
+//! Isolation that this machine supports, and that a script runs at all.
 
 use model::Isolation;
 use sandbox::{Cgroups, Confinement, IsolationLayers, IsolationProbe};

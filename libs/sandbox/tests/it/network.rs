@@ -17,7 +17,7 @@ fn networked(place: &SandboxTestDir, listed: &[String]) -> Confinement {
     Confinement { syscalls: Some(SyscallRules { network: true }), broker, ..place.confined() }
 }
 
-/// The same without the broker.
+/// Returns the confinement of a networked script without the broker.
 fn unguarded(place: &SandboxTestDir) -> Confinement {
     Confinement { broker: BrokerRules::default(), ..networked(place, &[]) }
 }
@@ -30,7 +30,7 @@ fn own_address() -> Option<String> {
     Some(socket.local_addr().unwrap().ip().to_string())
 }
 
-/// What scripts call by hand: the calls that Python has no names for.
+/// Calls that scripts make by hand, since Python has no names for them.
 const BY_HAND: &str = r#"
 import ctypes, errno, os, socket, struct, sys, threading
 libc = ctypes.CDLL(None, use_errno=True)
@@ -155,7 +155,7 @@ async fn no_address_of_this_machine_is_reached() {
     }
 }
 
-/// What is listed is reached by every way, as it would be without the broker.
+/// Listed addresses are reached by every call, as they would be without the broker.
 #[tokio::test]
 async fn what_is_listed_is_reached_by_every_way() {
     let place = SandboxTestDir::new();
@@ -303,7 +303,7 @@ signal.pause()
     assert_eq!(end_of(child, out).await.signal, Some(9), "what waits does not keep it from ending");
 }
 
-/// Who serves a port could be taken for one of this machine's services.
+/// A script that serves a port could be taken for one of this machine's services.
 #[tokio::test]
 async fn no_port_is_bound_or_served() {
     let place = SandboxTestDir::new();
@@ -349,7 +349,7 @@ async fn no_way_leads_around_addresses() {
     assert!(broken.output.lines().count() > 8, "{broken:?}");
 }
 
-/// What runs in a job talks to itself over pairs, and hands descriptors on.
+/// Processes in a job talk to each other over socket pairs, and pass descriptors on.
 #[tokio::test]
 async fn pairs_go_on_as_before() {
     let place = SandboxTestDir::new();

@@ -7,7 +7,7 @@ use sandbox::Confinement;
 
 use crate::setup::{SandboxTestDir, end_of, text};
 
-/// Somebody else's process, of the same user.
+/// Process of another party, of the same user.
 struct Bystander(Child);
 
 impl Bystander {

@@ -7,7 +7,7 @@ use clap::Args;
 use super::*;
 use crate::readiness::ReadinessCondition;
 
-/// What the small service does in its only task.
+/// Behaviour of the small service's only task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Task {
     /// Ends when it is told to.
@@ -28,7 +28,7 @@ struct Config {
     script: Option<Script>,
 }
 
-/// What a test prepares, and where it gets at the running service.
+/// Parts that a test prepares, and its access to the running service.
 #[derive(Debug)]
 struct Script {
     task: Task,

@@ -1,4 +1,4 @@
-//! Who may read what the ops port tells of a process, and who may tell the process to do something.
+//! Access to the ops port: who may read what it tells of a process, and who may tell the process to do something.
 
 use std::path::{Path, PathBuf};
 
@@ -27,23 +27,23 @@ pub enum OpsAccess {
 /// Why the file of a token or secret cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenFileError {
-    /// It cannot be read, or others can read or change it.
+    /// The file cannot be read, or others can read or change it.
     #[error("the {what} cannot be read from {}", path.display())]
     Unreadable {
-        /// What is in it.
+        /// Name of the secret in it.
         what: &'static str,
         /// The file.
         path: PathBuf,
         /// Why.
         source: std::io::Error,
     },
-    /// It is shorter or longer than a token.
+    /// The content is shorter or longer than a token.
     #[error(
         "{} has to hold the {what}, {TOKEN_BYTES_MIN} to {TOKEN_BYTES_MAX} bytes: `openssl rand -hex 32` makes one",
         path.display()
     )]
     Length {
-        /// What is in it.
+        /// Name of the secret in it.
         what: &'static str,
         /// The file.
         path: PathBuf,
@@ -62,7 +62,7 @@ impl OpsAccess {
         }
     }
 
-    /// Whether a request with these headers may read everything.
+    /// Returns true for a request whose headers allow it to read everything.
     pub(super) async fn allows(&self, headers: &HeaderMap) -> bool {
         match self {
             Self::Everyone => true,

@@ -55,7 +55,7 @@ pub struct AdminMethods {
 pub enum AdminScope {
     /// All of it.
     Process,
-    /// What it has of this tenant. Its name is well formed; whether there is such a tenant nobody has looked at.
+    /// One tenant's part of it. The tenant's name is well formed; whether there is such a tenant was not checked.
     Tenant(TenantId),
 }
 
@@ -66,7 +66,7 @@ pub enum InfoScope {
     NoTenant,
     /// All of them: the secret was shown, and no tenant was named.
     AllTenants,
-    /// This one and nobody else. Its name is well formed; whether there is such a tenant nobody has looked at.
+    /// One tenant and no other. The tenant's name is well formed; whether there is such a tenant was not checked.
     Tenant(TenantId),
 }
 

@@ -25,7 +25,7 @@ pub enum OpsAddress {
 /// Text that is no [`OpsAddress`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadOpsAddress {
-    /// It is no address of a port either.
+    /// The text is no address of a port either.
     #[error("it is neither ADDRESS:PORT nor unix:/PATH")]
     Address(#[source] AddrParseError),
     /// The path is not absolute.

@@ -21,16 +21,16 @@ const FREE_BYTES_MIN: u64 = 64 * 1024;
 /// Rows that have ended and are removed with one commit.
 const ENDED_MAX: usize = 64;
 
-/// Who waits for an answer.
+/// Sender of the reply to one write request.
 type WriteReplySender<T> = oneshot::Sender<Result<T, StoreError>>;
 
-/// What is to be written.
+/// Request that the writer thread carries out.
 pub(super) enum WriteRequest {
     Commit(RowBatch, WriteReplySender<CommitOutcome>),
     Take(LaneKey, WriteReplySender<u64>),
 }
 
-/// What it came to, before it is durable.
+/// Result of a write request, before it is durable.
 enum WriteReply {
     Outcome(CommitOutcome),
     Epoch(u64),
@@ -97,7 +97,7 @@ impl StoreWriter {
         Ok(answers)
     }
 
-    /// Whether there is room for more than what frees. Pages that were freed are counted only when they matter.
+    /// Returns true if there is room for more than deletes. Pages that were freed are counted only when they matter.
     fn has_room(&self) -> Result<bool, StoreError> {
         let used = self.environment.info().map_err(not_read)?.last_pgno().saturating_add(1);
         if used.saturating_mul(self.page_bytes) < self.bytes_max {
@@ -120,7 +120,7 @@ impl StoreWriter {
         disk.is_ok_and(|disk| disk.f_bavail.saturating_mul(disk.f_frsize) < FREE_BYTES_MIN)
     }
 
-    /// What an error of writing comes to. Of a commit that failed otherwise than for want of room nobody knows.
+    /// Converts an MDBX error of a write. A commit that failed other than for lack of room has an unknown outcome.
     fn not_written(&self, error: &MdbxError, is_commit: bool) -> StoreError {
         match error {
             MdbxError::MapFull | MdbxError::TxnFull => self.full(),

@@ -1,11 +1,11 @@
 #!lua flags=allow-oom
--- A replica says that it lives, and hears who else does. A beat changes no row: what it answers as revision rises with those only.
+-- Renews a replica's heartbeat and lists the live replicas. A heartbeat changes no row: the returned revision rises with rows only.
 -- KEYS = replicas fence
 -- ARGV = name session live_millis words is_takeover
 --
--- `fence` is the one beside the lanes. The replica lives for `live_millis` from now on, no longer with 0; `words` is what it says
--- of itself. `is_takeover` says that it takes its name from another session.
--- Gives the time, the revision, whether another session has the name, then names, sessions and words of those that live.
+-- `fence` is the one beside the lanes. The replica lives for `live_millis` from now on, no longer with 0; `words` is its description
+-- of itself. `is_takeover` means that it takes its name from another session.
+-- Returns the time, the revision, 1 if another session has the name, then names, sessions and words of the live replicas.
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local name, session, ttl = ARGV.name, ARGV.session, tonumber(ARGV.live_millis)

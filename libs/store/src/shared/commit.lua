@@ -1,10 +1,10 @@
--- One commit of a lane: judged first, written last, since Redis undoes nothing.
+-- Applies one commit of a lane: checks first, writes last, since Redis has no rollback.
 -- KEYS = fence index
 -- ARGV = prefix epoch unscanned conditions
 --
--- `prefix` is what keys begin with, `unscanned` the tables that are not scanned, each between spaces; `conditions` is how many.
--- Behind the arguments come these: `a` key, or `r` key revision; then the changes: `p` key value, `u` key value end, `d` key, `n`
--- key number.
+-- `prefix` is what keys begin with, `unscanned` the tables that are not scanned, each between spaces; `conditions` is the number of
+-- conditions. After the arguments follow the conditions: `a` key, or `r` key revision; then the changes: `p` key value, `u` key value
+-- end, `d` key, `n` key number.
 local prefix, unscanned = ARGV.prefix, ARGV.unscanned
 local fence = redis.call('HGET', KEYS.fence, 'epoch') or '0'
 if fence ~= ARGV.epoch then return {'fenced', fence} end
@@ -24,7 +24,7 @@ end
 
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
--- What each row is to be, in the order in which they are first named: a value, or false for none.
+-- New rows, in the order in which they are first named: a value, or false for none.
 local order, rows, ends = {}, {}, {}
 local function set(key, value, until_when)
   if rows[key] == nil then order[#order + 1] = key end
@@ -41,7 +41,7 @@ while ARGV[at] do
     set(key, ARGV[at + 2], nil)
     at = at + 3
   elseif kind == 'u' then
-    -- What is over already is not there.
+    -- Treats a row that has expired already as absent.
     if tonumber(ARGV[at + 3]) <= now then set(key, false) else set(key, ARGV[at + 2], ARGV[at + 3]) end
     at = at + 4
   elseif kind == 'd' then
@@ -52,7 +52,7 @@ while ARGV[at] do
     if before and not (#before == 20 and string.match(before, '^%d+$')) then
       return redis.error_reply('DAMAGED a row that is raised is no number')
     end
-    -- Twenty digits are in the order of their texts.
+    -- Numbers of twenty digits sort as their texts.
     if not before or before < ARGV[at + 2] then set(key, ARGV[at + 2], nil) end
     at = at + 3
   end

@@ -1,10 +1,10 @@
 #!lua flags=allow-oom
--- Rows by their keys. The index forgets those that have ended.
+-- Scans rows by key. The index drops rows that have expired.
 -- KEYS = index
 -- ARGV = prefix from to count bytes
 --
--- `prefix` is what keys begin with, `from` and `to` are bounds. `count` is how many at most, `bytes` about how many.
--- Gives the last key that was looked at, or nothing at the end, then keys and rows in turn.
+-- `prefix` is what keys begin with, `from` and `to` are bounds. `count` is the maximum number, `bytes` the approximate size.
+-- Returns the last key that was looked at, or nothing at the end, then keys and rows in turn.
 local keys = redis.call('ZRANGEBYLEX', KEYS.index, ARGV.from, ARGV.to, 'LIMIT', 0, ARGV.count)
 local bytes = 0
 local answer = {#keys == tonumber(ARGV.count) and keys[#keys] or false}

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- A lane has another owner: no epoch comes twice, also where the last one was forgotten.
+-- Gives a lane another owner: no epoch comes twice, even if the last one was forgotten.
 -- KEYS = fence
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)

@@ -1,4 +1,4 @@
-//! What every store does.
+//! Conformance tests that every store passes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -303,7 +303,7 @@ fn beat(name: &str, session: u64, secs: u64) -> StoreHeartbeat {
     StoreHeartbeat { replica, ttl: Duration::from_secs(secs), is_takeover: false }
 }
 
-/// Who lives, by name and session.
+/// Returns the live replicas, by name and session.
 fn names(living: &StoreHeartbeatReply) -> Vec<(&str, u64)> {
     living.replicas.iter().map(|replica| (replica.name.as_str(), replica.session)).collect()
 }

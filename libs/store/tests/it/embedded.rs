@@ -1,4 +1,4 @@
-//! What a directory keeps: over its process, over a full disk, and for one owner.
+//! Tests of a store in a directory: it survives its process and a full disk, and has one owner.
 
 use std::path::Path;
 use std::process::Command;
@@ -153,7 +153,7 @@ async fn a_full_disk_loses_nothing_and_is_survived() {
     assert_eq!(value(&store, "a").await.as_deref(), Some("2"));
 }
 
-/// What was told to be committed is there after a death without a warning, whole, in every round.
+/// Every commit that was reported is there, whole, after the process is killed without warning, in every round.
 #[tokio::test]
 async fn nothing_that_was_answered_is_lost_or_torn_by_a_kill() {
     let dir = tempfile::tempdir().expect("a temporary directory");

@@ -9,7 +9,7 @@ use store::{
 use crate::shared::{in_a_cluster, in_redis};
 use crate::{TestClock, embedded};
 
-/// What is done next. Rows and lanes are few, so that they meet.
+/// Action that the test performs next. Rows and lanes are few, so that they meet.
 #[derive(Debug, Clone)]
 enum StoreAction {
     Take(u8),

@@ -1,4 +1,4 @@
-//! What is kept in Redis: its names, its ends, and what it takes when it has no room.
+//! Tests of a store in Redis: names of its keys, expiry, and the writes it takes when it has no room.
 
 use std::time::Duration;
 

@@ -25,8 +25,8 @@ impl RedisCluster {
         Self::of(&RedisServer::builder())
     }
 
-    /// Starts one of servers that are set up so; what they say of the cluster counts, as in `cluster-node-timeout 5000`, with which
-    /// nobody takes a node for dead because the machine is busy.
+    /// Starts a cluster of servers built as `setup` says; its cluster settings count, such as `cluster-node-timeout 5000`, with
+    /// which a busy machine does not make a node look dead.
     ///
     /// # Panics
     /// As [`RedisCluster::start`].
@@ -69,7 +69,7 @@ impl RedisCluster {
     /// Which of the nodes serves a key now, as the others see it.
     ///
     /// # Panics
-    /// When nobody does for long.
+    /// When no node does for long.
     #[must_use]
     pub fn primary_of(&self, key: &str) -> usize {
         let what = format!("somebody serves {key}");
@@ -92,7 +92,7 @@ impl RedisCluster {
     /// Waits until another node than `former` serves `key`, and gives it.
     ///
     /// # Panics
-    /// When nobody does.
+    /// When none does.
     #[must_use]
     pub fn successor_of(&self, former: usize, key: &str) -> usize {
         let successor = || self.serves(key).filter(|node| *node != former);

@@ -40,7 +40,7 @@ impl RedisSentinels {
         Self::of(&RedisServer::builder())
     }
 
-    /// The same with servers that are set up so.
+    /// Starts them with servers built as `setup` says, and waits as [`RedisSentinels::start`] does.
     ///
     /// # Panics
     /// As [`RedisSentinels::start`].
@@ -89,7 +89,7 @@ impl RedisSentinels {
     /// Kills the master without a warning, waits until the other one has its place, and gives the killed one.
     ///
     /// # Panics
-    /// When nobody takes its place.
+    /// When no server takes its place.
     pub fn fail_over(&mut self) -> usize {
         let killed = self.master();
         self.servers[killed].kill9();

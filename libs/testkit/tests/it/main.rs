@@ -93,7 +93,7 @@ fn a_witness_tells() {
     assert!(twice.is_err());
 }
 
-/// Whether a file system is mounted there.
+/// Returns true if a file system is mounted there.
 fn is_mounted(dir: &str) -> bool {
     let mounts = std::fs::read_to_string("/proc/self/mounts").expect("it is told");
     mounts.lines().any(|line| line.split(' ').nth(1) == Some(dir))

@@ -8,7 +8,7 @@ use super::{DEPTH_MAX, Json};
 /// Why bytes are no [`Json`]. Places are bytes, from 0 on.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum JsonError {
-    /// They are more than the limit.
+    /// There are more bytes than the limit.
     #[error("it has {bytes} bytes, at most {most} are read")]
     TooLong {
         /// How many there are.
@@ -16,7 +16,7 @@ pub enum JsonError {
         /// How many may be.
         most: usize,
     },
-    /// They are no text.
+    /// The bytes are not valid UTF-8.
     #[error("byte {at} is not UTF-8")]
     NotUtf8 {
         /// The first that is none.
@@ -27,7 +27,7 @@ pub enum JsonError {
     Wanted {
         /// Where.
         at: usize,
-        /// What.
+        /// Description of the expected text.
         wanted: &'static str,
     },
     /// A key stands twice in one object: readers differ in which of them they believe.

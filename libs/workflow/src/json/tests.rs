@@ -87,7 +87,7 @@ fn any_json() -> impl Strategy<Value = Json> {
     })
 }
 
-/// As another reader has it; nothing where it has a number that is no integer.
+/// Converts the value of another reader; nothing where it has a number that is no integer.
 fn of_serde(value: &serde_json::Value) -> Option<Json> {
     Some(match value {
         serde_json::Value::Null => Json::Null,

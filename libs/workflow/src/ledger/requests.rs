@@ -1,4 +1,4 @@
-//! What somebody asks of a call.
+//! Requests to a call, and their answers.
 
 use model::{BlobHash, EffectState, Timestamp};
 use subtle::ConstantTimeEq as _;
@@ -100,7 +100,7 @@ impl CallRow {
 }
 
 impl ProviderAnswer {
-    /// Whether what was asked for runs somewhere by now.
+    /// Returns true if the call was begun and its answer comes later.
     #[must_use]
     pub const fn is_waiting(&self) -> bool {
         matches!(self, Self::Waiting { .. })

@@ -21,7 +21,7 @@ pub(super) const MAIL_KEYS: &[&str] = &["from", "to", "subject", "text"];
 /// Keys of a flow, beside those of every effect.
 pub(super) const FLOW_CALL_KEYS: &[&str] = &["flow_file", "env"];
 
-/// What a call is made of.
+/// Returns the variables that a call's request may use.
 fn call_variables() -> Vec<Variable> {
     vec![
         Variable::open("input"),
@@ -30,7 +30,7 @@ fn call_variables() -> Vec<Variable> {
     ]
 }
 
-/// What is known once there is an answer.
+/// Returns the variables that are known once there is an answer.
 fn answer_variables() -> Vec<Variable> {
     vec![
         Variable::with("status", Vec::<String>::new()),

@@ -257,7 +257,7 @@ fn is_type_name(text: &str) -> bool {
     (1..=128).contains(&text.len()) && text.chars().all(is_safe)
 }
 
-/// What takes the place of a key that others of this trade know.
+/// Suggests a replacement for a key that other workflow products use.
 fn way_out(key: &str, known: &[&str]) -> Option<String> {
     let is_step = known.contains(&"on_success");
     let way = match key {

@@ -1,4 +1,4 @@
-//! What steps say together: where they lead, what can be undone, what is waited for.
+//! Checks of a saga's steps together: where they lead, what can be undone, what is waited for.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -80,11 +80,11 @@ pub(super) fn types_ahead(saga: &Saga) -> BTreeMap<StepName, BTreeSet<String>> {
 
 /// Where things of a saga are written.
 pub(super) struct SagaSourceMap<'a> {
-    /// Its steps.
+    /// Positions of the steps.
     pub(super) steps: BTreeMap<StepName, SourcePosition>,
     /// Steps that something goes to.
     pub(super) targets: Vec<(StepName, SourcePosition)>,
-    /// Its own keys.
+    /// Keys of the saga itself.
     pub(super) fields: &'a YamlFields<'a>,
 }
 

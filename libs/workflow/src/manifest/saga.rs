@@ -410,7 +410,7 @@ impl ManifestReader {
     }
 }
 
-/// What is known before there is an instance.
+/// Returns the variables that are known before there is an instance.
 fn start_variables() -> Vec<Variable> {
     let saga: BTreeSet<_> = ["name", "version", "correlation", "run"].into();
     vec![event_variable(), Variable::with("saga", saga), Variable::with("now", Vec::<String>::new())]

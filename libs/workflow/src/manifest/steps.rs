@@ -442,11 +442,11 @@ impl ManifestReader {
     }
 }
 
-/// Whether a step may go on as it is after an input.
+/// Rule for whether a step may go on waiting after an input.
 #[derive(Clone, Copy)]
 enum StayRule {
     May,
     MayNot,
-    /// It may not, and where no condition holds it is compensated.
+    /// The step may not stay; where no condition holds, the saga is compensated.
     MayNotButFallsThrough,
 }

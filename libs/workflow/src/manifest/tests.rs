@@ -203,7 +203,7 @@ fn no_mistake_hides_another_one() {
     }
 }
 
-/// What is wrong with files together, one line for each problem.
+/// Returns the problems of the files together, one line for each.
 fn told(files: &[(&str, &str)]) -> Vec<String> {
     let drafts: Vec<_> = files.iter().map(|(name, text)| ManifestDraft::read(name, text)).collect();
     let told = Catalog::of(&drafts, &Catalog::default(), &[]).err().unwrap_or_default();

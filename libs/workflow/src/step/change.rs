@@ -1,4 +1,4 @@
-//! What follows from an input.
+//! Transition that follows from an input.
 
 use model::{BlobHash, CommandId, EffectName, SagaStatus, StepName, Timestamp};
 use serde::{Deserialize, Serialize};
@@ -10,14 +10,14 @@ use crate::input::{InstanceInput, InstanceInputKind};
 use crate::instance::{CorrelationRecord, DeferredEvent, SagaInstance, Timer};
 use crate::transition::ImpossibleTransition;
 
-/// What follows from an input. All of it is committed together.
+/// Transition that follows from an input. All of it is committed together.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SagaTransition {
-    /// What becomes of the input.
+    /// Disposition of the input.
     pub fate: InputDisposition,
     /// The record; nothing where there is none any more.
     pub record: Option<CorrelationRecord>,
-    /// What has happened to the instance, in order: rows of the journal.
+    /// Rows of the journal that record what happened to the instance, in order.
     pub journal: Vec<JournalRow>,
     /// Work that is ordered, in order.
     pub work: Vec<WorkItem>,
@@ -29,24 +29,24 @@ pub struct SagaTransition {
     pub dead_letters: Vec<(DeadLetter, InstanceInput)>,
 }
 
-/// What becomes of an input.
+/// Disposition of an input.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum InputDisposition {
-    /// It changed the instance.
+    /// The input changed the instance.
     Applied,
-    /// It changed nothing and never will: why.
+    /// The input changed nothing and never will, for this reason.
     Ignored(IgnoreReason),
-    /// It waits for its step.
+    /// The input waits for its step.
     Deferred,
-    /// It waits behind a letter or a pause, under this number.
+    /// The input waits behind a dead letter or a pause, under this number.
     Held(u64),
-    /// It waits, and is to be offered again later: nothing is kept of it.
+    /// The input is to be offered again later, and nothing is kept of it.
     Later(&'static str),
     /// There is no room for it: the source is to be read no further.
     NoRoom,
-    /// It is a dead letter.
+    /// The input is a dead letter.
     DeadLetter(DeadLetter),
-    /// It was a verb that is refused.
+    /// The input was a verb that is refused.
     Refused(RequestRefusal),
 }
 
@@ -90,13 +90,13 @@ impl IgnoreReason {
 /// A dead letter.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeadLetter {
-    /// Its number.
+    /// Number of the dead letter.
     pub number: u64,
     /// The kind of its reason.
     pub code: String,
     /// Why.
     pub why: String,
-    /// Whether its correlation is parked by it.
+    /// True if the dead letter parks its correlation.
     pub parks: bool,
 }
 
@@ -127,19 +127,19 @@ pub enum InputFault {
     Kind {
         /// The field.
         field: String,
-        /// What it holds.
+        /// Kind of value that the field holds.
         wanted: String,
-        /// What it was given.
+        /// Kind of value that it was given.
         found: &'static str,
     },
     /// A limit was reached.
     #[error("{what} has at most {most}, this would be {found}")]
     Limit {
-        /// What has the limit.
+        /// Name of the limited quantity.
         what: &'static str,
         /// The limit.
         most: usize,
-        /// What was asked for.
+        /// Amount that was requested.
         found: usize,
     },
     /// The definition says so.
@@ -148,9 +148,9 @@ pub enum InputFault {
     /// The definition has no such thing.
     #[error("the definition has no {what} `{name}`")]
     Definition {
-        /// What it has not.
+        /// Kind of thing that is missing.
         what: &'static str,
-        /// Its name.
+        /// Name of the missing thing.
         name: String,
     },
     /// The table of states has no such change.
@@ -189,7 +189,7 @@ pub struct JournalRow {
     pub definition: Option<BlobHash>,
     /// The instance's time.
     pub now: Timestamp,
-    /// What became of the input.
+    /// Disposition of the input.
     pub fate: String,
     /// Where the instance stands.
     pub status: SagaStatus,
@@ -212,7 +212,7 @@ pub struct JournalRow {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum JournalInput {
-    /// As it came.
+    /// The input as it came.
     Came(Box<InstanceInput>),
     /// An event that a row before this one kept under this number.
     Kept(u64),
@@ -221,11 +221,11 @@ pub enum JournalInput {
 /// A piece of work that an instance orders.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkItem {
-    /// Its id.
+    /// Id of the work's command.
     pub command: CommandId,
     /// The step that orders it.
     pub step: StepName,
-    /// What it is.
+    /// Kind and content of the work.
     pub what: WorkPayload,
 }
 
@@ -241,7 +241,7 @@ impl WorkItem {
     }
 }
 
-/// What is ordered.
+/// Kind and content of work that is ordered.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WorkPayload {
@@ -249,7 +249,7 @@ pub enum WorkPayload {
     Effect {
         /// Which.
         effect: EffectName,
-        /// What it is given.
+        /// Input of the effect.
         input: Json,
     },
     /// A command for an aggregate.
@@ -260,14 +260,14 @@ pub enum WorkPayload {
         id: String,
         /// Type of the command.
         kind: String,
-        /// What it carries.
+        /// Payload of the command.
         payload: Json,
     },
     /// An effect is not wanted any more.
     Cancel {
         /// Which.
         effect: EffectName,
-        /// Its command.
+        /// Command that is cancelled.
         of: CommandId,
     },
 }

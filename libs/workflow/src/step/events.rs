@@ -51,7 +51,7 @@ impl ApplyContext<'_> {
         change
     }
 
-    /// What becomes of an event that would have started an instance.
+    /// Makes the transition of an event that did not start an instance.
     fn not_started(self, record: CorrelationRecord, event: &DomainEvent) -> SagaTransition {
         match self.saga.missing(&event.kind) {
             MissingInstancePolicy::DeadLetter => {

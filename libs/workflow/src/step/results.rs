@@ -9,10 +9,10 @@ use crate::definition::{JoinPolicy, StepAction, StepWork};
 use crate::input::{CommandOutcome, CommandResult};
 use crate::instance::{BranchResult, CommandPurpose, OpenCommand};
 
-/// What a result means for whoever waits for it.
+/// Result of a command, interpreted for the step that waits for it.
 struct InterpretedResult {
     is_success: bool,
-    /// Whether it may have happened although it did not succeed.
+    /// True if the command may have taken effect although it did not succeed.
     is_uncertain: bool,
     result: Json,
     why: String,
@@ -192,7 +192,7 @@ impl<'a> InputApplication<'a> {
         self.undo(&why)
     }
 
-    /// What came of a step: the result of its only branch, or those of all by name.
+    /// Returns the result of a step: that of its only branch, or those of a parallel step's branches, by name.
     fn result_of(&self, work: &StepWork, is_success: bool) -> Json {
         let ended = &self.instance.progress.ended;
         if work.is_parallel {

@@ -261,7 +261,7 @@ impl InstanceHarness {
         self.instance().step.as_str()
     }
 
-    /// What was ordered, in short: `effect`, `Command` or `-effect` for one that is not wanted any more.
+    /// Lists the work that was ordered, in short: `effect`, `Command`, or `-effect` for a cancelled effect.
     fn orders(&self) -> Vec<String> {
         let short = |item: &WorkItem| match &item.what {
             WorkPayload::Effect { effect, .. } => effect.to_string(),

@@ -1,4 +1,4 @@
-//! What somebody asks of an instance.
+//! Requests (verbs) to an instance.
 
 use model::SagaStatus;
 
@@ -116,7 +116,7 @@ impl<'a> InputApplication<'a> {
         self.done(InputDisposition::Applied)
     }
 
-    /// Takes the instance out of where it is stuck; gives what it is stuck at.
+    /// Takes the instance out of its stuck state; returns the reason why it was stuck.
     fn mend(&mut self) -> Result<StuckReason, InputFault> {
         let stuck = self.instance.stuck.take();
         let stuck =

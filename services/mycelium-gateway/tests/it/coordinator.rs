@@ -145,7 +145,7 @@ impl Coordinator {
         Channel::local(self.gateway.handle(), identity)
     }
 
-    /// A way for somebody who has no certificate.
+    /// Opens a channel without a certificate.
     pub(crate) fn anybody(&self) -> Channel {
         let files = TlsFiles::anonymous(self.authority.ca());
         Channel::remote(&self.address.to_string(), &files, None).expect("an address")

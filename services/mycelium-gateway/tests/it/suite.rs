@@ -338,7 +338,7 @@ impl Router {
         .await
     }
 
-    /// The error of a wish to forget a context; empty when it is forgotten.
+    /// Waits for the error of a context drop; empty when the context is forgotten.
     pub(crate) async fn dropped(&mut self, of: u64) -> String {
         self.hears(|said| match said {
             Said::Dropped(dropped) if dropped.drop_id == of => Some(dropped.error.clone()),

@@ -23,7 +23,7 @@ const LEFT_MIN: Duration = Duration::from_secs(60);
 pub(super) struct BearerInterceptor(Option<Arc<BearerTokenSource>>);
 
 impl BearerInterceptor {
-    /// Whether and how the profile wants it.
+    /// Builds the interceptor that the profile asks for; it adds no tokens when the profile shows none.
     ///
     /// # Errors
     /// When its key cannot be used.
@@ -53,7 +53,7 @@ struct BearerTokenSource {
 }
 
 impl BearerTokenSource {
-    /// What stands in the header of a call.
+    /// Returns the header value for a call to `method`.
     fn value_for(&self, method: &str, now: Timestamp) -> MetadataValue<Ascii> {
         if !LOOKS.iter().any(|look| method.starts_with(look)) {
             return self.fresh(now);

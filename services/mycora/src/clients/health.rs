@@ -16,7 +16,7 @@ use tonic_health::pb::health_client::HealthClient;
 use crate::failure::ApiCallError;
 use crate::profile::ApiService;
 
-/// Who is there answers at once.
+/// Time limit of a probe; a server that is up answers at once.
 const PATIENCE: Duration = Duration::from_secs(5);
 const MONTHS: [&str; 12] =
     ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
@@ -24,15 +24,15 @@ const MONTHS: [&str; 12] =
 /// How a service is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HealthProbeStatus {
-    /// It works.
+    /// The service works.
     Serving,
-    /// It is there, and does not work.
+    /// The service is there, and does not work.
     NotServing,
-    /// That address offers no such service.
+    /// The address offers no such service.
     Absent,
 }
 
-/// What a server says of a service.
+/// Reply of a server to a health probe of one service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HealthProbeReply {
     /// How it is.

@@ -144,7 +144,7 @@ pub(crate) fn unanswered(error: ApiCallError, request_id: &str) -> CliError {
     }
 }
 
-/// What is read with one answer.
+/// Defines methods that read with one answer.
 macro_rules! read {
     ($($(#[$doc:meta])* $name:ident: $request:ident -> $response:ident;)*) => {
         impl Clients {$(
@@ -176,7 +176,7 @@ read! {
     get_saga_server: GetSagaServerRequest -> GetSagaServerResponse;
 }
 
-/// What is read page by page, at most `limit` of it.
+/// Defines methods that read page by page, at most `limit` items.
 macro_rules! listed {
     ($($(#[$doc:meta])* $name:ident: $request:ident -> $response:ident of $items:ident;)*) => {
         impl Clients {$(
@@ -205,7 +205,7 @@ listed! {
     list_lanes: ListLanesRequest -> ListLanesResponse of lanes;
 }
 
-/// What changes something.
+/// Defines methods that change something; each request has to carry its request id.
 macro_rules! changed {
     ($($(#[$doc:meta])* $name:ident($method:ident): $request:ident -> $response:ident;)*) => {
         impl Clients {$(

@@ -77,12 +77,12 @@ pub struct ActorUpdateArgs {
     /// The actor's number
     #[arg(value_parser = values::id)]
     pub id: u32,
-    /// What is changed.
+    /// Changes to the actor.
     #[command(flatten)]
     pub change: ActorChangeFlags,
 }
 
-/// What of an actor is changed: at least one of it.
+/// Changes to an actor: at least one.
 #[derive(Debug, Args)]
 #[group(required = true, multiple = true)]
 pub struct ActorChangeFlags {
@@ -155,7 +155,7 @@ async fn update(session: &CliSession, args: &ActorUpdateArgs) -> Result<(), CliE
     output::answer(session.global.output, || json::of(&answer), text)
 }
 
-/// What is asked for, built on the actor as it is.
+/// Builds the update request: the requested changes on top of the actor as it is now.
 fn change(args: &ActorUpdateArgs, now: v1::Actor) -> v1::UpdateActorRequest {
     let ActorUpdateArgs { id, change: ActorChangeFlags { addresses, here, home_context, no_home_context } } =
         args;

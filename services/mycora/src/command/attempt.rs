@@ -13,7 +13,7 @@ use super::CliSession;
 use crate::failure::{ApiCallError, CliError};
 use crate::output::{self, OutputFormat, attempt as shown, json};
 
-/// What every one of them needs.
+/// Help text that these commands share: what each of them needs.
 const WHICH: &str = "\
 Needs the admin's certificate. `mycora flow explain FLOW JOB` and `mycora flow jobs FLOW --keys` tell the key of an attempt; those of earlier attempts differ in the last number only. So the files below logs/CONTEXT_UID in the supervisor's work directory are named as well.";
 
@@ -140,7 +140,7 @@ async fn wait(session: &CliSession, args: &AttemptWaitArgs) -> Result<u8, CliErr
     Ok(exit_code(&attempt))
 }
 
-/// What comes of it, or `None` when that takes longer.
+/// Returns the result of `work`, or `None` when it takes longer than `secs`.
 async fn within<T>(
     secs: Option<u32>,
     work: impl Future<Output = Result<T, CliError>>,
@@ -154,7 +154,7 @@ async fn within<T>(
     }
 }
 
-/// The same, unless somebody presses Ctrl-C: the attempt goes on then.
+/// Waits for `work` until Ctrl-C is pressed: the attempt goes on then.
 async fn interrupted<T>(work: impl Future<Output = Result<T, CliError>>, key: &str) -> Result<T, CliError> {
     tokio::select! {
         result = work => result,

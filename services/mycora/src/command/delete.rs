@@ -15,12 +15,12 @@ pub struct FlowDeleteArgs {
     /// The flows' numbers
     #[arg(value_parser = values::id, value_name = "ID", required = true)]
     pub ids: Vec<u32>,
-    /// As with every `delete`; only those of actors and contexts have to be told so
+    /// Accepted as with every `delete`; only those of actors and contexts need it
     #[arg(long)]
     pub yes: bool,
 }
 
-/// What became of each, for programs.
+/// Outcome for each flow, for programs.
 #[derive(Debug, Default, Serialize)]
 struct FlowDeletions {
     deleted: Vec<u32>,

@@ -50,7 +50,7 @@ pub struct DoctorArgs {
     /// The data directory of a `mycora up` on this machine [default: $XDG_DATA_HOME/mycora, or ~/.local/share/mycora]
     #[arg(long, value_name = "DIR", env = "MYCORA_DATA")]
     pub data: Option<PathBuf>,
-    /// Whether that Redis gives this durability, as storage is started with: fast, synced or replicated
+    /// Check that Redis for this durability, as storage is started with: fast, synced or replicated
     #[arg(long, value_name = "LEVEL", env = "MYCORA_DURABILITY", requires = "redis_url")]
     pub durability: Option<Durability>,
     /// Look at the port of a service where the sidecar of a mesh comes in (its --mesh-listen), as http://host:port
@@ -59,7 +59,7 @@ pub struct DoctorArgs {
     /// Look at the Mycelium daemon whose JSON-RPC port has this address [default: 127.0.0.1, where a port is given]
     #[arg(long, value_name = "IP", env = "MYCORA_MYCELIUM_IP")]
     pub mycelium_ip: Option<IpAddr>,
-    /// That port [default: 8990, where an address is given]
+    /// The JSON-RPC port of that daemon [default: 8990, where an address is given]
     #[arg(long, value_name = "PORT", env = "MYCORA_MYCELIUM_PORT")]
     pub mycelium_port: Option<u16>,
     /// The broker of sagas.

@@ -1,4 +1,4 @@
-//! What failed in a flow that was watched, with the end of what it printed.
+//! Failed jobs of a watched flow, each with the end of its output.
 
 use proto::v1;
 
@@ -37,7 +37,7 @@ pub(super) async fn print_failed_jobs(session: &CliSession, flow: &v1::Flow) {
     }
 }
 
-/// What the coordinator keeps of the last attempt's output.
+/// Reads the part of the last attempt's output that the coordinator keeps.
 async fn read(session: &CliSession, flow: &v1::Flow, node: &v1::FlowNode) -> Option<Vec<u8>> {
     let request = v1::StreamFlowLogsRequest {
         context_id: flow.context_id,

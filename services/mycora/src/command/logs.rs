@@ -65,7 +65,7 @@ pub struct FlowLogsArgs {
     /// Only what was printed since: a time as 2026-11-21T08:00:00Z, a day (UTC), or how long ago as 90s, 15m, 2h or 7d
     #[arg(long, value_name = "TIME", value_parser = values::moment, conflicts_with = "offset")]
     pub since: Option<values::PointInTime>,
-    /// As JOB.
+    /// Same as JOB.
     #[arg(long = "node", value_name = "NAME", hide = true, conflicts_with = "node")]
     pub named: Option<String>,
 }
@@ -152,7 +152,7 @@ pub(super) struct LogReader<'a> {
     request: v1::StreamFlowLogsRequest,
     seen: PrintedOffsets,
     heard: Instant,
-    /// It answered at all.
+    /// True once the coordinator has answered at all.
     connected: bool,
     /// Nothing where somebody else says that the coordinator is away, or nobody shall.
     absence: Option<OutageNotice>,
@@ -305,7 +305,7 @@ impl PrintedOffsets {
         self.0.get(&(node.to_owned(), attempt)).copied().unwrap_or_default()
     }
 
-    /// What of a piece was not printed yet.
+    /// Returns the part of a piece that was not printed yet.
     fn new_part(&mut self, mut piece: v1::StreamFlowLogsResponse) -> Option<v1::StreamFlowLogsResponse> {
         let end = piece.gap.as_ref().map_or(piece.offset + piece.data.len() as u64, |gap| gap.end);
         let seen = self.0.entry((piece.node.clone(), piece.attempt)).or_default();
@@ -326,7 +326,7 @@ impl PrintedOffsets {
 pub(super) enum LogPrinter {
     /// The bytes as they are.
     Raw,
-    /// The same beside the answer, on standard error.
+    /// The bytes as they are, on standard error, beside the answer.
     Aside,
     /// Nowhere.
     Nowhere,

@@ -47,7 +47,7 @@ pub enum MessageCommand {
     Delete(MessageKeyArgs),
 }
 
-/// What names one message.
+/// Key of one message.
 #[derive(Debug, Args)]
 pub struct MessageKeyArgs {
     /// The message's key, as in message:1:7
@@ -55,7 +55,7 @@ pub struct MessageKeyArgs {
     pub message: String,
 }
 
-/// What names messages.
+/// Keys of messages.
 #[derive(Debug, Args)]
 pub struct MessageAcknowledgeArgs {
     /// The messages' keys, as in message:0:3

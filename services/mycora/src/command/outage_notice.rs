@@ -1,4 +1,4 @@
-//! What people are told while a coordinator is away that somebody listens to.
+//! Notices for people while the coordinator of an open stream is away.
 
 use std::time::Duration;
 

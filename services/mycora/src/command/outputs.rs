@@ -57,7 +57,7 @@ struct FlowOutputFile {
     path: Option<PathBuf>,
 }
 
-/// What is answered.
+/// Answer of the command.
 #[derive(Debug, Serialize)]
 struct FlowOutputsDocument<'a> {
     outputs: &'a [FlowOutputFile],

@@ -88,7 +88,7 @@ pub struct PkiInitArgs {
 /// Arguments of `pki issue`.
 #[derive(Debug, Args)]
 pub struct PkiIssueArgs {
-    /// Whom it is for: actor/ID, service/NAME or admin
+    /// The holder of the certificate: actor/ID, service/NAME or admin
     pub identity: Identity,
     /// Which authority signs.
     #[command(flatten)]
@@ -127,7 +127,7 @@ struct IssuedDocument {
     ca: PathBuf,
     certificate: PathBuf,
     key: PathBuf,
-    /// What it signs messages with.
+    /// Key file with which the coordinator signs messages.
     #[serde(skip_serializing_if = "Option::is_none")]
     signing_key: Option<PathBuf>,
     /// The coordinator's certificate for that.
@@ -135,7 +135,7 @@ struct IssuedDocument {
     signing_certificate: Option<PathBuf>,
 }
 
-/// What came of a change of root.
+/// Result of a change of root.
 #[derive(Serialize)]
 struct RootDocument {
     old_root: String,

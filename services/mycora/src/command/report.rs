@@ -23,7 +23,7 @@ pub struct FlowReportArgs {
     /// The job's name
     #[arg(value_name = "JOB")]
     pub node: String,
-    /// What became of it
+    /// The new state of the job
     #[arg(value_enum)]
     pub state: ReportedJobState,
     /// The attempt that is meant
@@ -38,7 +38,7 @@ pub struct FlowReportArgs {
     /// Why it failed; only with `failed`
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     pub detail: String,
-    /// Who executes it, for people
+    /// The instance that executes it, for people
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     pub instance: String,
 }
@@ -46,11 +46,11 @@ pub struct FlowReportArgs {
 /// A state that can be reported, as it is typed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum ReportedJobState {
-    /// It began.
+    /// The job has begun.
     Running,
-    /// It ended well.
+    /// The job has ended well.
     Completed,
-    /// It ended badly.
+    /// The job has ended badly.
     Failed,
 }
 

@@ -32,10 +32,10 @@ pub(super) trait ResumableWatch {
     /// The position after an answer; empty within a snapshot.
     fn position_of<'a>(&self, answer: &'a Self::Answer) -> &'a str;
 
-    /// What people are told of an answer; nothing of a sign of life.
+    /// Returns the line that tells people of an answer; nothing for a sign of life.
     fn line(&self, answer: &Self::Answer) -> Option<String>;
 
-    /// Whether an answer is the last that is wanted.
+    /// Returns true for the last answer that is wanted.
     fn is_last(&self, answer: &Self::Answer) -> bool;
 }
 

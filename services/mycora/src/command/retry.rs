@@ -45,7 +45,7 @@ pub struct FlowRetryArgs {
     /// that key it is only checked: what runs again is what was submitted
     #[arg(long, value_name = "FILE")]
     pub file: Option<String>,
-    /// Who signs what runs again.
+    /// Key that signs the jobs that run again.
     #[command(flatten)]
     pub signing: SigningArgs,
     /// Only if the flow is still at this revision, as `flow get` and `--dry-run` show it with --output json
@@ -97,7 +97,7 @@ fn refused(error: ApiCallError, context: u32, id: u32) -> CliError {
     }
 }
 
-/// The same of a dry run, which the coordinator answers with nothing to run.
+/// Builds the error for a flow without failures; the coordinator answers a dry run with nothing to run.
 fn nothing_failed(id: u32) -> CliError {
     CliError::Failed(format!(
         "nothing of flow {id} failed; run all of it with --all, or from a job on with --from JOB"

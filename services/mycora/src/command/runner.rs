@@ -80,7 +80,7 @@ pub struct RunnerRegisterArgs {
     /// The group that jobs without one of their own go to
     #[arg(long, default_value = "", hide_default_value = true)]
     pub group: String,
-    /// What jobs may ask for
+    /// A label that jobs may ask for
     #[arg(long = "label", value_name = "NAME=VALUE", value_parser = values::entry)]
     pub labels: Vec<(String, String)>,
     /// The supervisor is on the coordinator's machine
@@ -171,7 +171,7 @@ async fn register(session: &CliSession, args: &RunnerRegisterArgs) -> Result<(),
     output::answer(session.global.output, || json::of(&answer), text)
 }
 
-/// That there are none, and who makes one: only the first context gets one by itself.
+/// Says that there are no runners, and who makes one: only the first context gets one by itself.
 fn none(context: u32) -> String {
     let way = match context {
         FIRST_CONTEXT => "`mycora up` registers one, `mycora bootstrap --runner ADDRESS` others".to_owned(),

@@ -43,11 +43,11 @@ use crate::output::OutputFormat;
 /// Arguments of `mycora saga`.
 #[derive(Debug, Args)]
 pub struct SagaArgs {
-    /// Whose sagas they are [default: `tenant` of the profile, else the number of the context]. Empty, or of no account, on a
+    /// The tenant of the sagas [default: `tenant` of the profile, else the number of the context]. Empty, or ignored, on a
     /// server without tenants
     #[arg(long, global = true, value_name = "TENANT", env = "MYCORA_TENANT", value_parser = scope::tenant)]
     pub tenant: Option<String>,
-    /// What to do.
+    /// Command to run.
     #[command(subcommand)]
     pub command: SagaCommand,
 }

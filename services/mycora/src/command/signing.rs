@@ -35,7 +35,7 @@ fn holds(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// Who signs, in which context, and until when it holds.
+/// Signer of jobs: key and actor, the context, and the time until which signatures hold.
 struct JobSigner {
     key: SigningKey,
     context_uid: ContextUid,

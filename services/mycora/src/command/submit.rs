@@ -39,7 +39,7 @@ pub struct FlowSubmitArgs {
     /// The number that the flow shall have, refused when it is taken; else the coordinator chooses
     #[arg(long, value_name = "ID", value_parser = values::id)]
     pub flow_id: Option<u32>,
-    /// Who signs its jobs.
+    /// Key that signs the flow's jobs.
     #[command(flatten)]
     pub signing: SigningArgs,
     /// Makes the submission repeatable: the same id with the same file starts one flow only
@@ -100,7 +100,7 @@ pub async fn submit(
     submitted.await?.map_err(|error| located(file, 0, error))
 }
 
-/// What was refused, at its places in the file. `first_index` is the place of the first node of the request.
+/// Locates what was refused in the file. `first_index` is the position of the first node of the request.
 pub(super) fn located(file: &FlowFile, first_index: usize, error: ApiCallError) -> CliError {
     if error.view.violations.is_empty() {
         return error.into();

@@ -56,7 +56,7 @@ Example:
 /// Arguments of `supervisor drain`.
 #[derive(Debug, Args)]
 pub struct SupervisorDrainArgs {
-    /// What still runs then is ended and told as lost [default: as long as each instance was set up for]
+    /// End what still runs after this time, and report it as lost [default: as long as each instance was set up for]
     #[arg(long, value_name = "SECS")]
     pub deadline: Option<u32>,
     /// Return when nothing waits or runs any more

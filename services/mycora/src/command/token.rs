@@ -26,7 +26,7 @@ pub struct TokenArgs {
     /// The actor's Ed25519 key, in PEM [default: the profile's `signing_key`]
     #[arg(long, value_name = "FILE")]
     pub signing_key: Option<PathBuf>,
-    /// Whose key that is [default: the profile's `actor`]
+    /// The actor who owns that key [default: the profile's `actor`]
     #[arg(long, value_name = "ID", value_parser = values::id)]
     pub actor: Option<u32>,
     /// How long it counts, at most 300s

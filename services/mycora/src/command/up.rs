@@ -60,7 +60,7 @@ pub struct UpArgs {
     /// Return when it serves, and leave it running without a terminal until `mycora down`; it logs to DIR/up.log
     #[arg(long)]
     pub detach: bool,
-    /// What `--detach` starts
+    /// Run as the process that `--detach` starts
     #[arg(long, hide = true, conflicts_with = "detach")]
     pub detached: bool,
     /// How many jobs of each script type run at once [default: two for each core]
@@ -75,7 +75,7 @@ pub struct UpArgs {
     /// Use the certificate authority in this directory instead of one of its own
     #[arg(long, value_name = "DIR", env = "MYCORA_PKI")]
     pub pki: Option<PathBuf>,
-    /// What jobs may do, by their context: a TOML file. Read again when it changes
+    /// The policy of what jobs may do, by their context: a TOML file. Read again when it changes
     #[arg(long, value_name = "FILE", env = "MYCORA_POLICY")]
     pub policy: Option<PathBuf>,
     /// Let others push jobs into the work queues, which are run and answered, and let their workers take jobs from them
@@ -92,14 +92,14 @@ pub struct UpArgs {
     /// Which addresses are dialed.
     #[command(flatten)]
     pub addresses: AddressFlags,
-    /// Whose mail is taken.
+    /// Policy of whose mail is accepted.
     #[command(flatten)]
     pub mail: MailPolicy,
     /// How scripts are run.
     #[command(flatten)]
     pub scripts: runner::ScriptFlags,
-    /// What an answered change survives: `fast` the end of any process, `synced` also that of the machine; with --redis-url also
-    /// `replicated`, as storage says
+    /// Failures that an answered change survives: `fast` the end of any process, `synced` also that of the machine; with
+    /// --redis-url also `replicated`, as storage says
     #[arg(long, value_name = "LEVEL", env = "MYCORA_DURABILITY", default_value = "fast")]
     pub durability: Durability,
     /// Allow core files and debuggers, which show keys and secrets to whoever reads them
@@ -207,7 +207,7 @@ pub async fn run(args: UpArgs, global: &GlobalFlags) -> Result<u8, CliError> {
     ended.map(|()| 0)
 }
 
-/// What is in the way of a start is reported like a coordinator that cannot be reached.
+/// Converts an error; most obstacles to a start are reported like a coordinator that cannot be reached.
 fn failed(error: &UpError) -> CliError {
     let text = error_chain(error);
     match error {

@@ -39,7 +39,7 @@ pub(super) fn entry(text: &str) -> Result<(String, String), String> {
 /// A moment: a time, a day, or how long ago.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PointInTime {
-    /// This one.
+    /// The given time.
     At(Timestamp),
     /// So long before now.
     Ago(Duration),
@@ -72,7 +72,7 @@ pub(super) fn moment(text: &str) -> Result<PointInTime, String> {
     duration(text).map(PointInTime::Ago).ok_or_else(|| "write a time as 2026-11-21T08:00:00Z, a day as 2026-11-21 (UTC), or how long ago as 90s, 15m, 2h or 7d".to_owned())
 }
 
-/// Reads a number of seconds, or a length as [`length`] does.
+/// Reads a number of seconds, or a length as [`duration`] does.
 pub(super) fn secs(text: &str) -> Result<u32, String> {
     let read = text.parse().ok().or_else(|| u32::try_from(duration(text)?.as_secs()).ok());
     read.ok_or_else(|| "write seconds, or a time as 90s, 5m, 2h or 7d".to_owned())

@@ -81,7 +81,7 @@ struct FlowWatchLoop<'a> {
     progress: &'a mut ProgressDisplay,
     /// When the coordinator last answered.
     heard: Instant,
-    /// It answered at all.
+    /// True once the coordinator has answered at all.
     connected: bool,
     absence: OutageNotice,
 }

@@ -11,7 +11,7 @@ use crate::clients::{ApiResponseStream, Clients};
 use crate::failure::{ApiCallError, CliError};
 use crate::output::summary;
 
-/// What `flow watch` says under `--help`.
+/// Text that ends the help of `flow watch`.
 pub(super) const AFTER_HELP: &str = "\
 With --all it tells each flow of the context that has not ended, then each that changes or is deleted, until it is interrupted. With --output json each answer is a document on a line of its own; --from goes on after one of them.
 
@@ -28,10 +28,10 @@ pub struct FlowWatchArgs {
     /// Watch all flows of the context
     #[arg(long, conflicts_with = "id")]
     pub all: bool,
-    /// Of all, only flows of this actor
+    /// With --all, only flows of this actor
     #[arg(long, value_name = "ACTOR", value_parser = values::id, conflicts_with = "id")]
     pub caller: Option<u32>,
-    /// Of all, only flows whose name begins so
+    /// With --all, only flows whose name begins so
     #[arg(
         long,
         alias = "name-prefix",
@@ -42,7 +42,7 @@ pub struct FlowWatchArgs {
         conflicts_with = "id"
     )]
     pub name: String,
-    /// Of all, begin with those that have ended as well
+    /// With --all, begin with those that have ended as well
     #[arg(long, conflicts_with = "id")]
     pub ended: bool,
     /// Go on after the answer with this `resumePosition`

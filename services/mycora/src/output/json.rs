@@ -13,7 +13,7 @@ static POOL: LazyLock<DescriptorPool> = LazyLock::new(|| {
 
 /// A message of the public API whose full name is known.
 pub trait ApiMessage: Message {
-    /// As in `mycora.v1.Flow`.
+    /// Full name of the message, such as `mycora.v1.Flow`.
     const NAME: &'static str;
 }
 
@@ -148,7 +148,7 @@ pub fn read<M: ApiMessage + Default>(value: serde_json::Value) -> Result<M, Stri
     dynamic.transcode_to().map_err(|error| error.to_string())
 }
 
-/// What `flow get`, `flow watch` and `flow submit --watch` give.
+/// Document that `flow get`, `flow watch` and `flow submit --watch` print.
 #[derive(Debug, Serialize)]
 pub struct FlowDocument<'a> {
     flow: DynamicMessage,
@@ -164,7 +164,7 @@ impl<'a> FlowDocument<'a> {
     }
 }
 
-/// What `flow nodes` gives: a `ListFlowNodesResponse` of all pages.
+/// Document that `flow nodes` prints: a `ListFlowNodesResponse` of all pages.
 #[derive(Debug, Serialize)]
 pub struct NodesDocument<'a> {
     /// The nodes by job id.

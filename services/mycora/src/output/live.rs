@@ -32,14 +32,14 @@ pub enum ProgressDisplay {
     Live(LiveTree),
 }
 
-/// What is drawn on a terminal.
+/// Tree and progress bar drawn on a terminal.
 pub struct LiveTree {
     bar: ProgressBar,
     drawn: Option<Instant>,
 }
 
 impl ProgressDisplay {
-    /// What suits standard error.
+    /// Chooses the display that suits standard error.
     #[must_use]
     pub fn new(quiet: bool) -> Self {
         if quiet {
@@ -51,7 +51,7 @@ impl ProgressDisplay {
         }
     }
 
-    /// Whether it has to be drawn from time to time.
+    /// Returns true when the display has to be redrawn from time to time.
     #[must_use]
     pub const fn is_live(&self) -> bool {
         matches!(self, Self::Live(_))

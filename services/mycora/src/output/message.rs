@@ -7,9 +7,9 @@ use proto::v1;
 
 use super::{table, time};
 
-/// Of a key this much is shown where there is no room for all of it.
+/// Characters of a key that are shown where there is no room for all of it.
 const KEY_CHARS_SHOWN: usize = 12;
-/// As long is a key.
+/// Length of a key in characters.
 const KEY_CHARS: usize = 64;
 
 /// Where a message stands, in lower case.
@@ -200,7 +200,7 @@ fn shortened(text: &str) -> String {
     short
 }
 
-/// What somebody else wrote, line by line, without what a terminal would act on.
+/// Returns foreign text line by line, without characters that a terminal would act on.
 fn readable(text: &str) -> String {
     let shown = |line: &str| {
         let parts: Vec<_> = line.split('\t').map(table::shown_whole).collect();

@@ -49,7 +49,7 @@ fn address_text(address: &[String]) -> String {
     if address.is_empty() { "here".to_owned() } else { address.join(", ") }
 }
 
-/// Who we are taken for, and what we may do where.
+/// Describes the identity that we are taken for, and what we may do where.
 #[must_use]
 pub fn who_am_i(answer: &v1::WhoAmIResponse) -> String {
     let v1::WhoAmIResponse { spiffe_id, actor: known, roles, token_audience, expire_time, roles_truncated } =
@@ -150,7 +150,7 @@ fn members(ids: &[u32]) -> String {
     if ids.is_empty() { "-".to_owned() } else { ids.join(", ") }
 }
 
-/// Who did what.
+/// Lists audit records: who did what, and when.
 #[must_use]
 pub fn audit(entries: &[v1::AuditEntry]) -> String {
     let rows: Vec<_> = entries

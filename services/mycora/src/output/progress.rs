@@ -1,4 +1,4 @@
-//! What a watcher knows of a flow. Pure: events and the time go in, lines come out.
+//! State of a flow as a watcher knows it. Pure: events and the time go in, lines come out.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -33,7 +33,7 @@ pub struct FlowProgress {
 /// A node as its watcher sees it.
 #[derive(Debug, Clone)]
 pub struct NodeProgress {
-    /// Its name.
+    /// Name of the node.
     pub name: String,
     /// Job ids of the nodes before it.
     pub depends: Vec<u32>,
@@ -116,8 +116,8 @@ impl NodeProgress {
         self.instance.clone_from(&change.instance);
     }
 
-    /// What its step from that state and attempt is worth. What comes between the end of one job and
-    /// the start of the next is nothing, unless it lasts: then it is explained.
+    /// Returns what to report of the step from that state and attempt. States between the end of one job
+    /// and the start of the next are not reported, unless they last: then they are explained.
     fn news(&mut self, before: (v1::NodeState, u32)) -> Vec<ProgressEvent> {
         let between = [v1::NodeState::Pending, v1::NodeState::Ready, v1::NodeState::Dispatched];
         let mut news = Vec::new();
@@ -157,7 +157,7 @@ impl NodeProgress {
         Some(format!("{}: {tries} {why}; it is tried again", self.name))
     }
 
-    /// What there is to say beside the name.
+    /// Describes the node, without its name.
     #[must_use]
     pub fn description(&self) -> String {
         let mut text = labels::node_state(self.state).to_owned();
@@ -177,7 +177,7 @@ impl NodeProgress {
         text
     }
 
-    /// Whether it could go on, as far as the flow is concerned, and does not.
+    /// Returns true for a node that could go on, as far as the flow is concerned, and does not.
     fn waits(&self) -> bool {
         match self.state {
             v1::NodeState::Ready => true,
@@ -374,7 +374,7 @@ impl FlowProgress {
     }
 }
 
-/// Whether a flow has ended.
+/// Returns true when the flow has ended.
 #[must_use]
 pub fn is_ended(flow: &v1::Flow) -> bool {
     enums::flow_status_from_wire(flow.status).is_some_and(|status| status.is_end())

@@ -58,7 +58,7 @@ pub fn gateway(gateway: &v1::GetGatewayResponse) -> String {
     text
 }
 
-/// That somebody is there.
+/// Says that a peer answered, and after which time.
 #[must_use]
 pub fn pong(address: &str, answer: &v1::PingPeerResponse) -> String {
     let took = answer.round_trip.and_then(|length| length.try_into().ok()).unwrap_or_default();

@@ -136,7 +136,7 @@ pub fn outcome(node: &v1::FlowNode) -> String {
     text
 }
 
-/// What runs again and what keeps its result.
+/// Describes a retry: which jobs run again, and which keep their results.
 #[must_use]
 pub fn retry(answer: &v1::RetryFlowResponse, dry_run: bool) -> String {
     let v1::RetryFlowResponse { flow, run_again_count, reused_count, run_again, reused } = answer;
@@ -254,7 +254,7 @@ pub fn flow_line(flow: &v1::FlowSummary) -> String {
     format!("{changed} flow {id} {name} of actor {caller_id}: {status}{cancel}{again}\n")
 }
 
-/// Whether a runner is there to take jobs.
+/// Says whether a runner is there to take jobs.
 pub(super) const fn live(runner: &v1::Runner) -> &'static str {
     match (runner.live, runner.draining || runner.drain_time.is_some()) {
         (false, _) => "no",

@@ -7,7 +7,7 @@ const CELL_CHARS_MAX: usize = 120;
 
 /// A column is not made narrower than this for the sake of the terminal.
 const COLUMN_CHARS_MIN: usize = 8;
-/// What stands between two columns.
+/// Separator between two columns.
 const BETWEEN: &str = "  ";
 
 /// Rows below a heading, columns as wide as their widest cell, two spaces between them; on a terminal no wider than that.
@@ -16,7 +16,7 @@ pub fn render(heading: &[&str], rows: &[Vec<String>]) -> String {
     render_within(heading, rows, columns())
 }
 
-/// The same, lines no wider than so many characters where that can be had.
+/// Renders a table whose lines are no wider than `columns` characters, where that is possible.
 fn render_within(heading: &[&str], rows: &[Vec<String>], columns: Option<usize>) -> String {
     let mut rows: Vec<Vec<String>> =
         rows.iter().map(|row| row.iter().map(|cell| shown(cell)).collect()).collect();
@@ -50,7 +50,7 @@ fn cut(cell: &mut String, most: usize) {
     }
 }
 
-/// The same with cells that are not cut: sentences in the last column, say.
+/// Renders a table whose cells are not cut: sentences in the last column, say.
 #[must_use]
 pub fn render_whole(heading: &[&str], rows: &[Vec<String>]) -> String {
     aligned(heading, rows, shown_whole)
@@ -98,7 +98,7 @@ pub fn shown(text: &str) -> String {
     }
 }
 
-/// The same, however long it is.
+/// Returns a text as a terminal may be given it, however long it is.
 #[must_use]
 pub fn shown_whole(text: &str) -> String {
     visible_line(text)

@@ -13,7 +13,7 @@ use model::printable::{is_hidden, spelled};
 
 use super::PrefixedLine;
 
-/// Whether everything goes to the terminal as it came.
+/// True when everything goes to the terminal as it came.
 static RAW: AtomicBool = AtomicBool::new(false);
 static OUT: Mutex<HiddenCharFilter> = Mutex::new(HiddenCharFilter::new());
 static ERR: Mutex<HiddenCharFilter> = Mutex::new(HiddenCharFilter::new());
@@ -60,7 +60,7 @@ pub fn dimmed(text: &str) -> String {
     format!("{DIM}{text}{NOT_DIM}")
 }
 
-/// Whether standard output shows colors: it is a terminal, and neither `NO_COLOR` nor `CLICOLOR=0` stands against it.
+/// Returns true when standard output shows colors: it is a terminal, without `NO_COLOR` or `CLICOLOR=0`.
 #[must_use]
 pub fn has_colors() -> bool {
     StandardStream::Out.has_colors()
@@ -97,7 +97,7 @@ impl StandardStream {
         if text.is_empty() { Ok(()) } else { self.write_as_is(text.as_bytes()) }
     }
 
-    /// Whether hidden characters are shown on it.
+    /// Returns true when hidden characters are made visible on the stream.
     fn filters(self) -> bool {
         let is_terminal = match self {
             Self::Out => io::stdout().is_terminal(),
@@ -169,7 +169,7 @@ impl HiddenCharFilter {
         Self { begun: Vec::new() }
     }
 
-    /// What may be shown of a piece and what was held back before it.
+    /// Returns what may be shown of a piece and of the bytes held back before it.
     fn pass(&mut self, bytes: &[u8], dim: bool) -> String {
         let mut all = std::mem::take(&mut self.begun);
         all.extend_from_slice(bytes);
@@ -203,7 +203,7 @@ impl HiddenCharFilter {
         shown.end()
     }
 
-    /// What was held back.
+    /// Returns the bytes that were held back, made visible.
     fn rest(&mut self, dim: bool) -> String {
         let mut shown = VisibleText { text: String::new(), dim, is_dim: false };
         shown.push_bytes(&std::mem::take(&mut self.begun));
@@ -214,7 +214,7 @@ impl HiddenCharFilter {
 /// Text for a terminal, as it grows.
 struct VisibleText {
     text: String,
-    /// Whether what is spelled out is dim.
+    /// True when spelled-out characters are dim.
     dim: bool,
     is_dim: bool,
 }

@@ -86,7 +86,7 @@ fn branches(nodes: &BTreeMap<u32, NodeProgress>) -> Vec<(String, &NodeProgress)>
     lines
 }
 
-/// What runs, then what failed, then what comes next; one line is kept free for the rest.
+/// Chooses the nodes to show: what runs, then what failed, then what comes next; one line is kept free for the rest.
 fn most_important(nodes: &BTreeMap<u32, NodeProgress>, height: usize) -> Vec<(String, &NodeProgress)> {
     let room = height.saturating_sub(1);
     let order = [

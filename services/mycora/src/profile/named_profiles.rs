@@ -5,7 +5,7 @@ use std::path::Path;
 use super::{Profile, ProfileError};
 
 impl Profile {
-    /// What the file says, with what the profile of that name says instead.
+    /// Returns the file's profile, with the settings that the profile of that name replaces.
     ///
     /// # Errors
     /// When there is none of that name, or it has profiles of its own.

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-/// As a profile writes paths: relative to itself, where that leads downwards.
+/// Returns a path as a profile writes it: relative to itself, where that leads downwards.
 pub(super) fn as_seen_from(profile: &Path, file: &Path) -> PathBuf {
     let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let file = absolute(file);

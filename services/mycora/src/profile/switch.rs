@@ -9,7 +9,7 @@ use super::paths::as_seen_from;
 /// Which line names the key.
 const KEY: &str = "signing_key";
 
-/// What has to be written into a profile by hand.
+/// Change that has to be made to a profile by hand.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}{}: write `{wanted}`; {why}", path.display(), line.map(|line| format!(", line {line}")).unwrap_or_default())]
 pub struct ManualProfileEdit {

@@ -1,4 +1,4 @@
-//! What `mycora up` tells when it serves: lines to copy, or the same for programs.
+//! Message that `mycora up` prints once it serves: lines to copy, or the same for programs.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -13,23 +13,23 @@ use super::disk::SharedDisk;
 use super::redis_backend::RedisBackend;
 use crate::profile::Profile;
 
-/// What one has to know to use an all-in-one.
+/// Information needed to use an all-in-one.
 #[derive(Debug, Clone, Serialize)]
 pub struct Banner {
     /// Where clients reach it.
     pub address: String,
     /// Where everything is kept.
     pub data: PathBuf,
-    /// What stands between scripts and everything else; nothing where no script runs here.
+    /// Isolation of scripts from everything else; nothing where no script runs here.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub isolation: Option<Isolation>,
     /// Layers of it that do not stand here, each with the reason and what a script may do then.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub missing: Vec<String>,
-    /// That jobs with the network do not reach the name servers of this machine, where it is so.
+    /// Warning that jobs with the network do not reach the name servers of this machine, where it is so.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name_servers: Option<String>,
-    /// That scripts can fill the disk of Redis, and the way out; nothing where they cannot.
+    /// Warning that scripts can fill the disk of Redis, and the way out; nothing where they cannot.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub disk: Vec<String>,
     /// The client profile.
@@ -38,11 +38,11 @@ pub struct Banner {
     pub ca: PathBuf,
     /// The first actor's certificate.
     pub cert: PathBuf,
-    /// Its key.
+    /// Key of that certificate.
     pub key: PathBuf,
     /// The certificate of who may do what actors may not, such as registering them.
     pub admin_cert: PathBuf,
-    /// Its key.
+    /// Key of that certificate.
     pub admin_key: PathBuf,
     /// A command that looks into Redis.
     pub redis_cli: String,
@@ -106,7 +106,7 @@ impl Banner {
         Self { log: Some(log), ..self }
     }
 
-    /// That it serves, and where.
+    /// Returns the line that says that the all-in-one serves, and where.
     #[must_use]
     pub fn line(&self) -> String {
         format!("mycora is ready on {}, data in {}\n", self.address, self.data.display())
@@ -144,7 +144,7 @@ impl Banner {
         format!("log           {}\nto end it     mycora down --data {}\n", log.display(), self.data.display())
     }
 
-    /// The same, and lines to copy.
+    /// Returns the line, and lines to copy.
     #[must_use]
     pub fn text(&self) -> String {
         let Self { config, ca, cert, key, redis_cli, port, .. } = self;

@@ -16,7 +16,7 @@ use super::directory::DataDir;
 use crate::bootstrap::{ACTOR, CONTEXT};
 use crate::profile::Profile;
 
-/// Whose key signs what is said to supervisors.
+/// Name of the key pair that signs messages to supervisors.
 const SIGNING_NAME: &str = "mycelium-gateway";
 /// A certificate is issued anew when it has less than this left.
 const RENEW_BEFORE: Duration = Duration::from_secs(30 * 24 * 3600);
@@ -81,13 +81,13 @@ fn has(summary: &CertificateSummary, names: &[String]) -> bool {
 }
 
 impl Certificates {
-    /// What the port shows.
+    /// Returns the certificate that the port shows.
     #[must_use]
     pub(super) fn server(&self) -> TlsFiles {
         tls_files(&self.server)
     }
 
-    /// What is said to supervisors is signed with it.
+    /// Returns the sealer that signs messages to supervisors.
     ///
     /// # Errors
     /// When the files cannot be read.
@@ -101,7 +101,7 @@ impl Certificates {
         SigningSource { files: self.signing.clone(), root_change: None }
     }
 
-    /// What supervisors elsewhere see.
+    /// Returns the certificate that supervisors elsewhere see.
     #[must_use]
     pub(super) fn gateway(&self) -> TlsFiles {
         tls_files(&self.gateway)
@@ -113,13 +113,13 @@ impl Certificates {
         &self.server
     }
 
-    /// Who may do what actors may not.
+    /// Returns the files of the admin, who may do what actors may not.
     #[must_use]
     pub(super) const fn admin(&self) -> &IssuedFiles {
         &self.admin
     }
 
-    /// What a client says differently that may do what actors may not.
+    /// Returns the settings in which the profile of an admin's client differs: an admin may do what actors may not.
     #[must_use]
     pub(super) fn admin_profile(&self) -> Profile {
         let (cert, key) = (Some(self.admin.certificate.clone()), Some(self.admin.key.clone()));

@@ -35,24 +35,24 @@ pub(super) struct ChildNames {
     pub(super) record: &'static str,
     /// Where it logs.
     pub(super) log: &'static str,
-    /// What is said when it has ended, of what needs it.
+    /// Message, when the server has ended, about whatever depends on it.
     pub(super) meanwhile: &'static str,
 }
 
 /// State of a server that is starting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ChildStartState {
-    /// It answers.
+    /// The server answers.
     Ready,
-    /// It says that it reads its data.
+    /// The server says that it reads its data.
     Reading,
-    /// It says nothing.
+    /// The server says nothing.
     Silent,
 }
 
 /// A server that is started as often as it has to be.
 pub(super) trait ChildServer: Send + Sync + 'static {
-    /// What it is called.
+    /// Names of the server and its files.
     const NAMES: ChildNames;
 
     /// Where its files are.

@@ -10,17 +10,17 @@ use identity::exposure;
 use super::UpError;
 use super::process::ProcessRecord;
 
-/// What is locked, within the directory.
+/// File that is locked, within the directory.
 const LOCK: &str = "lock";
 /// Says which process has locked it.
 const OWNER: &str = "up.pid";
 
-/// Who has a data directory.
+/// Owner of a data directory.
 #[derive(Debug)]
 pub(crate) enum DataDirOwner {
-    /// Nobody.
+    /// No process.
     None,
-    /// This process.
+    /// The process that is recorded.
     Process(ProcessRecord),
     /// A process that cannot be told: it is just starting, it runs where its number is not known here, or it is of a
     /// version that did not write it down.

@@ -1,4 +1,4 @@
-//! Whether scripts can fill the disk of Redis.
+//! Check for scripts that can fill the disk of Redis.
 
 use std::fmt;
 use std::os::unix::fs::MetadataExt as _;
@@ -26,7 +26,7 @@ impl SharedDisk {
         Some(Self { scripts: scripts.into(), redis: redis.into(), bytes_free: space.bytes_free, floor })
     }
 
-    /// What to do about it.
+    /// Returns advice on what to do about the shared disk.
     pub(crate) fn way_out(&self) -> String {
         format!(
             "mount a file system of its own on {}; until then the job that holds the most ends below the floor (--disk-floor)",

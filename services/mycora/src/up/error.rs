@@ -69,7 +69,7 @@ pub enum UpError {
     NatsProgram {
         /// The program.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Reason why the program cannot be used.
         why: String,
     },
     /// The NATS server that was named cannot be used.
@@ -142,9 +142,9 @@ pub enum UpError {
         program: &'static str,
         /// How many tries there were.
         starts: u32,
-        /// What came of the last one.
+        /// Outcome of the last try.
         why: String,
-        /// Its log.
+        /// Log file of the server.
         log: PathBuf,
     },
     /// A private server cannot be ended.
@@ -179,13 +179,13 @@ pub enum UpError {
         service: &'static str,
         /// How long it was waited for.
         secs: u64,
-        /// What it waits for, and why.
+        /// Description of what the service waits for, and why.
         missing: String,
     },
     /// The first actor, context or runner cannot be made.
     #[error("the first actor, context or runner is missing")]
     Bootstrap(#[from] crate::bootstrap::BootstrapError),
-    /// What is said to supervisors cannot be signed.
+    /// Messages to supervisors cannot be signed.
     #[error("the keys that sign what is said to supervisors cannot be used")]
     Signing(#[source] envelope::SigningFilesError),
     /// The profile cannot be written.

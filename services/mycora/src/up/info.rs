@@ -1,4 +1,4 @@
-//! What `/info` tells of an all-in-one.
+//! Information that `/info` gives about an all-in-one.
 
 use rpc::CallRate;
 use service::ServiceLimits;

@@ -32,7 +32,7 @@ const LOG: &str = "nats/nats.log";
 const STORE: &str = "nats/store";
 /// Where its address is, for programs of others.
 const URL: &str = "nats.url";
-/// Who may come in, and where the password is.
+/// File of the user that may log in, and file of the password.
 const USER: &str = "nats.user";
 const PASSWORD: &str = "nats.password";
 const NAMES: ChildNames = ChildNames {
@@ -49,13 +49,13 @@ const TLS_TIMEOUT_SECS: u32 = 10;
 const PORTS_MAX: u32 = 5;
 /// Time for which one look at it may last.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(2);
-/// What it says of itself to whoever connects, at most.
+/// Largest greeting that the server sends to a client that connects, in bytes.
 const INFO_BYTES_MAX: u64 = 64 * 1024;
 
 /// Way to the server, for programs that read and write streams there.
 #[derive(Debug, Clone)]
 pub struct NatsAccess {
-    /// Its address, as `nats://127.0.0.1:PORT`.
+    /// Address of the server, as `nats://127.0.0.1:PORT`.
     pub url: String,
     /// The user.
     pub user: String,
@@ -150,7 +150,7 @@ impl PrivateNats {
     }
 }
 
-/// What a server is started from, as often as it has to be.
+/// Parts that the server is started from, as often as necessary.
 #[derive(Debug)]
 struct NatsChild {
     dir: Arc<DataDir>,
@@ -163,7 +163,7 @@ impl NatsChild {
         SocketAddr::from((Ipv4Addr::LOCALHOST, self.port))
     }
 
-    /// Whether it says of itself that it has JetStream. It listens only once its streams were read.
+    /// Returns true when the server greets with JetStream. It listens only once its streams were read.
     async fn greets(&self) -> io::Result<bool> {
         let stream = TcpStream::connect(self.address()).await?;
         let mut line = String::new();

@@ -17,7 +17,7 @@ const POLL: Duration = Duration::from_millis(5);
 /// A process id, when that process started, and in which boot of the machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ProcessRecord {
-    /// Its process id.
+    /// Id of the process.
     pub(crate) pid: u32,
     start_ticks: u64,
     boot: String,
@@ -32,7 +32,7 @@ impl ProcessRecord {
         Ok(Self { pid, start_ticks: observe(pid)?.start_ticks, boot: boot_id()? })
     }
 
-    /// Whether the very same process still runs.
+    /// Returns true while the very same process runs.
     #[must_use]
     pub(crate) fn is_alive(&self) -> bool {
         Self::of(self.pid).is_ok_and(|now| now == *self)

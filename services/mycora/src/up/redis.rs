@@ -46,7 +46,7 @@ const RECORD_VALUE_MAX: u32 = 1024;
 const RECORD_ENTRIES_MAX: u32 = 128;
 /// The longest path that a unix socket can have, on Linux.
 const SOCKET_PATH_BYTES_MAX: usize = 107;
-/// What the runner pool may do: its queues, and nothing administrative.
+/// ACL rules of the runner pool: its queues, and nothing administrative.
 const RUNNER_RULES: &str = "~hero:* resetchannels -@all +@read +@write +@stream +@blocking +@connection \
      +@scripting +time -@dangerous -script|flush -script|kill -function +client|unblock +client|id";
 
@@ -125,7 +125,7 @@ impl PrivateRedis {
         )
     }
 
-    /// What is to be said when scripts can fill its disk.
+    /// Returns the warning for scripts that can fill the server's disk.
     #[must_use]
     pub(super) fn shared_disk(
         &self,
@@ -136,12 +136,12 @@ impl PrivateRedis {
         SharedDisk::of(scripts, &dir.join(FILES), floor)
     }
 
-    /// What keeps it running.
+    /// Returns the handle that keeps the server running.
     pub(super) const fn kept(&mut self) -> &mut ChildHandle {
         &mut self.kept
     }
 
-    /// Whether the server has ended and cannot be started again.
+    /// Returns true when the server has ended and cannot be started again.
     #[must_use]
     pub(super) fn is_lost(&self) -> bool {
         self.kept.is_lost()
@@ -156,7 +156,7 @@ impl PrivateRedis {
     }
 }
 
-/// What a server is started from, as often as it has to be.
+/// Parts that the server is started from, as often as necessary.
 #[derive(Debug)]
 struct RedisChild {
     dir: Arc<DataDir>,

@@ -75,7 +75,7 @@ impl RedisBackend {
         }
     }
 
-    /// The same database by its number.
+    /// Returns the number of the supervisor's database.
     #[must_use]
     pub(super) const fn supervisor_database(&self) -> u32 {
         match self {
@@ -93,7 +93,7 @@ impl RedisBackend {
         }
     }
 
-    /// What an answered change survives, where the server alone cannot know: the child is brought to the disk from outside.
+    /// Says what an answered change survives, where Redis cannot know it: we sync the child's files to disk from outside.
     #[must_use]
     pub(super) fn promise(&self, durability: Durability) -> Option<&'static str> {
         let is_ours = matches!(self, Self::Private(_)) && durability == Durability::Fast;
@@ -111,7 +111,7 @@ impl RedisBackend {
         }
     }
 
-    /// What is to be said when scripts can fill its disk.
+    /// Returns the warning for scripts that can fill the server's disk.
     #[must_use]
     pub(super) fn shared_disk(
         &self,
@@ -134,7 +134,7 @@ impl RedisBackend {
         }
     }
 
-    /// Whether the child has ended and cannot be started again.
+    /// Returns true when the child has ended and cannot be started again.
     #[must_use]
     pub(super) fn is_lost(&self) -> bool {
         match self {

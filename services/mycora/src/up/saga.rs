@@ -1,4 +1,4 @@
-//! What `mycora up --saga` adds: how it is asked for, and the NATS server that it needs.
+//! Additions of `mycora up --saga`: its options, and the NATS server that it needs.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -27,11 +27,11 @@ pub(super) const CONNECTION: &str = "mycora-saga";
 pub struct SagaOptions {
     /// The operator's manifests; without them all come by request.
     pub manifests: Option<PathBuf>,
-    /// Whose sagas there are; without it context 1 alone, as the tenant `1`.
+    /// File that maps tenants to contexts; without it context 1 alone, as the tenant `1`.
     pub tenants: Option<PathBuf>,
     /// Where secrets of providers are; those in the data directory where nothing is said.
     pub secrets: Option<PathBuf>,
-    /// Who takes commands of aggregates: its URL, and the path of the method.
+    /// Service that takes commands of aggregates: its URL, and the path of the method.
     pub gateway: Option<(String, http::uri::PathAndQuery)>,
     /// The broker.
     pub nats: NatsOptions,
@@ -49,7 +49,7 @@ pub enum NatsOptions {
     },
     /// A server that somebody else looks after.
     Named {
-        /// Its URL.
+        /// URL of the server.
         url: String,
         /// How it is entered.
         login: NatsLogin,

@@ -9,7 +9,7 @@ use super::redis_backend::RedisBackend;
 use super::saga::{NatsBackend, NatsPlan};
 use super::{UpError, UpOptions, UpReporter};
 
-/// What runs below the services.
+/// Servers that run below the services.
 pub(super) struct BackingServers {
     pub(super) redis: RedisBackend,
     /// None where no sagas are run.

@@ -40,7 +40,7 @@ const READY_TIMEOUT: Duration = Duration::from_secs(30);
 const DRAIN_DEADLINE: Duration = Duration::from_secs(10);
 /// How long scripts may go on when Redis is lost: their ends cannot be recorded.
 const JOBS_WITHOUT_REDIS: Duration = Duration::from_secs(5);
-/// The same for the services, which cannot write anything either.
+/// Time that services may take to end when Redis is lost: they cannot write anything either.
 const SERVICES_WITHOUT_REDIS: Duration = Duration::from_secs(2);
 /// The name of the one scheduler: its lease is taken over at once after a restart.
 const SCHEDULER_NAME: &str = "local";
@@ -54,7 +54,7 @@ const GROUP: &str = "default";
 const GATEWAY_NODE: &str = "gateway.node";
 const SUPERVISOR_NODE: &str = "supervisor.node";
 
-/// What a suite is made from.
+/// Parts that a suite is made from.
 pub(super) struct SuiteParts<'a> {
     pub(super) dir: &'a DataDir,
     pub(super) redis: &'a RedisBackend,
@@ -69,7 +69,7 @@ pub(super) struct SuiteParts<'a> {
 pub(super) struct Suite {
     tasks: JoinSet<&'static str>,
     runner: Option<runner::RunnerHandle>,
-    /// What the runners are started with, also anew when their machine was drained.
+    /// Arguments that start the runners, also again after their machine was drained.
     runner_start: Option<(runner::RunnerSettings, Kv, u32)>,
     /// Ends the services, after the runners have ended.
     stop: CancellationToken,
@@ -138,7 +138,7 @@ impl Suite {
         Ok(suite)
     }
 
-    /// What stands between the scripts of this machine and everything else; nothing where none run.
+    /// Returns the isolation of this machine's scripts from everything else; nothing where none run.
     pub(super) fn isolation(&self) -> Option<&IsolationSupport> {
         self.runner.as_ref().map(runner::RunnerHandle::isolation_support)
     }
@@ -157,7 +157,7 @@ impl Suite {
         }
     }
 
-    /// What ended; nothing for the runners when they were drained.
+    /// Waits for a part to end, and returns its error; nothing for runners that were drained.
     async fn part_ended(&mut self) -> Option<UpError> {
         let runner = async {
             match &mut self.runner {

@@ -18,9 +18,9 @@ const EXAMPLE: &str = include_str!("../../../../libs/workflow/src/manifest/examp
 struct Mistake {
     name: String,
     text: String,
-    /// What has to be told of it.
+    /// Text that the report of the mistake has to contain.
     expected: &'static str,
-    /// Whether it is one of the file by itself, whatever stands in others.
+    /// True for a mistake of the file by itself, whatever stands in others.
     is_alone: bool,
 }
 

@@ -1,4 +1,4 @@
-//! What single commands ask, and what they make of the answers.
+//! Requests of single commands, and how they handle the answers.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Output, Stdio};

@@ -43,13 +43,13 @@ pub(crate) enum CoordinatorScript {
     Wait,
     /// The second part of a large flow is refused.
     RefusePart,
-    /// What was uploaded has gone, until it is uploaded again.
+    /// Uploaded data is gone, until it is uploaded again.
     ForgetUploads,
     /// The saga service has no tenants.
     NoTenants,
 }
 
-/// What the coordinator was asked.
+/// Requests that the coordinator received.
 #[derive(Debug, Default)]
 pub(crate) struct RecordedCalls {
     pub(crate) request_ids: Vec<String>,

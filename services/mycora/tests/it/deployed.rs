@@ -1,4 +1,4 @@
-//! What `deploy/` starts `mycora` with.
+//! Arguments with which `deploy/` starts `mycora`.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! What `doctor` finds.
+//! Findings of `doctor`.
 
 use std::time::{Duration, SystemTime};
 
@@ -129,7 +129,7 @@ fn redis_is_asked_for_what_matters() {
     assert_eq!(level(&place.document(&["doctor", "--redis-url", &nowhere], 1), "redis"), "fail");
 }
 
-/// What it gives depends on its version; what helps, helps with all of them.
+/// Such a server's guarantee depends on its version; the advice helps with every version.
 #[test]
 fn a_disk_that_is_synced_once_a_second_is_judged_by_what_is_asked() {
     let place = CommandFixture::new(CoordinatorScript::Wait);

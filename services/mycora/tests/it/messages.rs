@@ -1,4 +1,4 @@
-//! What commands about messages ask, and what they make of the answers.
+//! Requests of commands about messages, and how they handle the answers.
 
 use std::time::Duration;
 

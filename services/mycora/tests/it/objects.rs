@@ -1,4 +1,4 @@
-//! What commands about actors, contexts and jobs ask, and what they make of the answers.
+//! Requests of commands about actors, contexts and jobs, and how they handle the answers.
 
 use crate::commands::CommandFixture;
 use crate::coordinator::CoordinatorScript;

@@ -1,4 +1,4 @@
-//! What platform engineers do at the command line, with everything real behind it.
+//! Tasks of platform engineers at the command line, with everything real behind it.
 
 use std::path::{Path, PathBuf};
 use std::process::Output;
@@ -34,7 +34,7 @@ impl Machine {
         said_with(self.dir.path(), &self.path("client.toml"), arguments, code)
     }
 
-    /// As the admin.
+    /// Runs a command as the admin.
     fn admin(&self, arguments: &[&str], code: i32) -> Output {
         self.said(&[&["--cert", "pki/admin.pem", "--key", "pki/admin.key"], arguments].concat(), code)
     }

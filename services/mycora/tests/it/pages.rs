@@ -23,7 +23,7 @@ const PORT: u16 = 7700;
 /// Runs a command on a terminal of its own, passes on what is shown there, and ends as it does.
 const ON_A_TERMINAL: &str =
     "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))";
-/// What is shown before the output of the block of a line.
+/// Mark shown before the output of the block of a line.
 const MARK: &str = "@@ block ";
 /// Stands in for cargo: what it is asked to build has been built with this test, and lies where it would be.
 const CARGO: &str = r#"#!/bin/sh
@@ -58,7 +58,7 @@ fn on_path(program: &str) -> Option<PathBuf> {
     std::env::split_paths(&path).map(|dir| dir.join(program)).find(|found| found.is_file())
 }
 
-/// What a page says that its reader has: a checkout with what is built in it.
+/// Sets up what a page says that its reader has: a checkout with what is built in it.
 fn furnish(here: &Path) {
     for dir in ["stand-in", "target/release"] {
         std::fs::create_dir_all(here.join(dir)).expect("a directory");
@@ -107,7 +107,7 @@ fn script(here: &Path, port: u16, run: &[&Block]) -> PathBuf {
     path
 }
 
-/// What stands on a terminal on which these blocks ran, for the reader that the page has in mind.
+/// Returns what a terminal shows after these blocks ran, for the reader that the page has in mind.
 fn printed(page: &str, run: &[&Block]) -> String {
     let place = DetachedFixture::new();
     let here = place.dir.path();

@@ -1,4 +1,4 @@
-//! What commands about actors, runners and the gateway ask, and what they make of the answers.
+//! Requests of commands about actors, runners and the gateway, and how they handle the answers.
 
 use crate::commands::CommandFixture;
 use crate::coordinator::CoordinatorScript;

@@ -1,4 +1,4 @@
-//! What commands about sagas ask, and what they make of the answers.
+//! Requests of commands about sagas, and how they handle the answers.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;

@@ -21,7 +21,7 @@ jobs:
 ";
 const KEY_FILE: &str = "actor-1.ed25519";
 
-/// Somebody with a key, a flow file and a coordinator.
+/// Sets up a user with a key, a flow file and a coordinator.
 fn place() -> (CommandFixture, SigningKey) {
     let place = CommandFixture::new(CoordinatorScript::Wait);
     std::fs::write(place.home.path().join("f.yaml"), FLOW).expect("written");
@@ -37,7 +37,7 @@ fn signatures(place: &CommandFixture) -> BTreeMap<String, String> {
     place.coordinator.asked(|asked| asked.signatures.clone())
 }
 
-/// Who has signed these terms, for how many days.
+/// Returns the signer of these terms, and for how many days the signature holds.
 fn signed(signature: &str, terms: &JobTerms) -> (String, u64) {
     let now = Timestamp::now();
     let SignedJob { signer, expires, .. } = check_terms(signature, terms, now).expect("it fits");

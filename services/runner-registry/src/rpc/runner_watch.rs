@@ -26,20 +26,20 @@ use crate::hub::{RunnerHub, RunnerSubscription, RunnerViewBatch};
 
 /// How long a watcher may leave [`WATCH_BUFFER`] answers unread before its stream is ended.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// What may wait for a watcher: its answers, and the news that there are no more.
+/// Capacity of a watcher's channel: its answers, and the final error.
 const CHANNEL: usize = WATCH_BUFFER + 1;
 
 /// The answers of a watch.
 pub(crate) type RunnerWatchReceiver = mpsc::Receiver<Result<WatchRunnersResponse, Status>>;
 
-/// What is watched, and by whom.
+/// Scope of a watch: the context, and the actor that watches.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RunnerWatchScope {
     pub(crate) context: ContextId,
     pub(crate) actor: ActorId,
 }
 
-/// Begins a watch, with a snapshot or at a position, and keeps it until nobody listens or `stop`.
+/// Begins a watch, with a snapshot or at a position, and keeps it until the receiver is dropped or `stop`.
 ///
 /// # Errors
 /// As storage's when the actor may not read, or the position is gone.
@@ -116,7 +116,7 @@ struct RunnerWatch {
     out: mpsc::Sender<Result<WatchRunnersResponse, Status>>,
     /// The records, as storage told them last.
     records: HashMap<RunnerId, Runner>,
-    /// What the watcher was told last.
+    /// Views that the watcher was last told.
     told: HashMap<RunnerId, RunnerView>,
     /// Where the watcher can go on after what it was sent.
     position: String,
@@ -126,7 +126,7 @@ struct RunnerWatch {
 enum RunnerWatchEnd {
     /// The watcher went away.
     Gone,
-    /// It is told this.
+    /// The watch fails with this status.
     Failed(Box<Status>),
 }
 

@@ -23,7 +23,7 @@ mod watching;
 
 const ADDRESS: &str = "grpc://host-a:7706";
 
-/// Keeps records in memory; actor 1 is admin of every context, nobody else may do anything.
+/// Storage that keeps records in memory; actor 1 is admin of every context, no other actor may do anything.
 #[derive(Clone, Default)]
 struct FakeStorage(Arc<Mutex<Kept>>);
 
@@ -33,7 +33,7 @@ struct Kept {
     watchers: Vec<mpsc::UnboundedSender<Result<internal::WatchRunnersResponse, Status>>>,
     /// Positions are counted.
     changes: u32,
-    /// What was told, by the position after it.
+    /// Responses that were sent, each with the position after it.
     told: Vec<(u32, internal::FollowRunnersResponse)>,
     followers: Vec<Follower>,
 }
@@ -399,7 +399,7 @@ async fn a_lost_stream_to_storage_is_opened_again() {
     assert_eq!((changed[0].0, changed[0].1.id), (9, 4));
 }
 
-/// What is gone, in the next part that tells of any.
+/// Returns the runners that are gone, from the next part that names any.
 async fn gone(watch: &mut Streaming<internal::WatchResponse>) -> Vec<(u32, u32)> {
     loop {
         let part = watch.message().await.expect("no error").expect("no end");

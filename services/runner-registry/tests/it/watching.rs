@@ -1,4 +1,4 @@
-//! What actors are told of the runners of their contexts.
+//! Watches by actors of the runners of their contexts.
 
 use std::time::Duration;
 

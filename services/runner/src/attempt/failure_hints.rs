@@ -1,9 +1,9 @@
-//! What a script that failed would have needed, as far as its output tells: programs rarely say that a socket was refused to them.
+//! Hints on grants that a failed script lacked, read from its output: programs rarely say that a socket was refused to them.
 
 use model::ReasonCode;
 use model::execution::{AttemptEnd, Outcome};
 
-/// What programs say who find no network, in small letters: resolvers, curl, git, ping, Python, Rust, Go, Node.
+/// Messages, in lower case, of programs that find no network: resolvers, curl, git, ping, Python, Rust, Go, Node.
 const NO_NETWORK: &[&str] = &[
     "could not resolve host",
     "temporary failure in name resolution",
@@ -19,10 +19,10 @@ const NO_NETWORK: &[&str] = &[
     "couldn't connect to",
     "dial tcp",
 ];
-/// What stands in one line, or near it, when a socket was refused.
+/// Messages in or near a line about a socket that was refused.
 const REFUSED: &[&str] = &["permission denied", "operation not permitted", "permissionerror", "eperm"];
 
-/// Whether the end of an output reads like that of a script which found no network.
+/// Returns true if the end of an output reads like that of a script that found no network.
 pub(super) fn lacks_network(tail: &str) -> bool {
     let tail = tail.to_ascii_lowercase();
     NO_NETWORK.iter().any(|words| tail.contains(words))

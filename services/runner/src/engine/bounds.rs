@@ -22,7 +22,7 @@ fn too_large(what: &str) -> Box<EvalAltResult> {
 
 /// A pattern that standard functions take: a text or a character.
 trait SearchPattern {
-    /// As text.
+    /// Returns the pattern as text.
     fn text(&self) -> String;
 }
 

@@ -15,7 +15,7 @@ use crate::wire::{
 
 /// How much is read at once: a small order in one go.
 const READ_BYTES: usize = 16 * 1024;
-/// The same of a long frame.
+/// Number of bytes that are read at once of a long frame.
 const LONG_READ_BYTES: usize = 1024 * 1024;
 /// How much printed text is gathered before it is sent.
 const PRINTED_BYTES_MAX: usize = 32 * 1024;
@@ -24,7 +24,7 @@ const PRINTED_TIME_MAX: Duration = Duration::from_millis(100);
 /// After how many steps of a script the time of what it printed is looked at.
 pub(super) const STEPS_BETWEEN_LOOKS: u64 = 1024;
 
-/// What a script and its functions share. Clones are the same; all of them are used by one thread.
+/// Connection that a script and its functions share. Clones are the same; all of them are used by one thread.
 #[derive(Clone)]
 pub(super) struct EngineConnection(Arc<Mutex<EngineConnectionState>>);
 
@@ -32,7 +32,7 @@ pub(super) struct EngineConnection(Arc<Mutex<EngineConnectionState>>);
 pub(super) struct EngineConnectionState {
     /// Absent where a script is run without a runner.
     is_connected: bool,
-    /// What was read and not used.
+    /// Bytes that were read and not used.
     read: Vec<u8>,
     /// Printed text that was not sent: to which stream, and since when.
     printed: Vec<u8>,

@@ -1,4 +1,4 @@
-//! What scripts can call beside the standard functions. What does more than compute is served by the runner.
+//! Functions that scripts can call beside the standard ones. A function that does more than compute is served by the runner.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -12,7 +12,7 @@ use super::{EngineLimits, ScriptExitCode, ScriptResults};
 use crate::results::text_of;
 use crate::wire::{EngineLanguage, FunctionReply, ScriptRunRequest, ServedFunction};
 
-/// What a function gives, or what it throws.
+/// Result of a function: its value, or the error it throws.
 pub(super) type EvalResult<T> = Result<T, Box<EvalAltResult>>;
 
 pub(super) fn register(

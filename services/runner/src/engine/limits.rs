@@ -34,22 +34,22 @@ struct EngineLimitsInner {
 }
 
 impl EngineLimits {
-    /// Of a script that may hold this much.
+    /// Creates the limits of a script that may hold this many bytes.
     pub(super) fn new(memory_bytes: u64) -> Self {
         Self(Arc::new(EngineLimitsInner { memory_bytes, spent: AtomicU64::new(0) }))
     }
 
-    /// Whether the runner told it to end.
+    /// Returns true if the runner told the script to end.
     pub(super) fn is_over(&self) -> bool {
         OVER.load(Ordering::Relaxed)
     }
 
-    /// Notes that the runner told it to end.
+    /// Notes that the runner told the script to end.
     pub(super) fn note_over(&self) {
         OVER.store(true, Ordering::Relaxed);
     }
 
-    /// Whether it has to end now, for whatever reason.
+    /// Returns true if the script has to end now, for any reason.
     pub(super) fn exceeded(&self) -> bool {
         self.is_over() || memory::held() > self.0.memory_bytes
     }

@@ -14,7 +14,7 @@ use service::Allocator;
 
 use super::EXIT_OUT_OF_MEMORY;
 
-/// What one step of a script may allocate beyond what the script may hold.
+/// Number of bytes that one step of a script may allocate beyond the script's own limit.
 pub(crate) const STEP_BYTES_MAX: u64 = 128 * 1024 * 1024;
 
 /// The allocator of the suite, with an account for each thread that wants one.
@@ -24,11 +24,11 @@ struct CountingAllocator;
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 thread_local! {
-    /// Whether this thread counts.
+    /// True for a thread whose allocations are counted.
     static COUNTS: Cell<bool> = const { Cell::new(false) };
-    /// What it has allocated and not freed since it began to.
+    /// Number of bytes that this thread has allocated and not freed since counting began.
     static HELD: Cell<i64> = const { Cell::new(0) };
-    /// What it may not go beyond.
+    /// Number of bytes that this thread may not exceed.
     static MOST: Cell<i64> = const { Cell::new(i64::MAX) };
 }
 
@@ -42,7 +42,7 @@ fn count(bytes: i64) {
     }
 }
 
-/// What the allocator gave, unless that is nothing on a thread that counts.
+/// Passes on the allocator's pointer; ends the process when a counted thread gets none.
 fn given(pointer: *mut u8) -> *mut u8 {
     if pointer.is_null() && COUNTS.get() {
         end_process();
@@ -100,7 +100,7 @@ pub(super) fn end() {
     COUNTS.set(false);
 }
 
-/// What this thread holds since it began to count.
+/// Returns the number of bytes that this thread holds since counting began.
 pub(super) fn held() -> u64 {
     u64::try_from(HELD.get()).unwrap_or(0)
 }

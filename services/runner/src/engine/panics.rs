@@ -1,4 +1,4 @@
-//! What an engine that panicked says of it.
+//! Messages of panics in an engine.
 
 use std::panic::PanicHookInfo;
 use std::sync::{Mutex, PoisonError};

@@ -196,7 +196,7 @@ pub(super) fn write_map(map: &Map, text: &mut String, depth: usize) -> Result<()
     Ok(())
 }
 
-/// Whether two values are equal, as `==` says it of their elements.
+/// Returns true if two values are equal, by the rules of `==` for their elements.
 #[expect(clippy::cast_precision_loss, reason = "as the engine compares an integer with a float")]
 #[expect(clippy::float_cmp, reason = "what a script asks for")]
 pub(super) fn equal(one: &Dynamic, other: &Dynamic) -> bool {
@@ -218,12 +218,12 @@ pub(super) fn equal(one: &Dynamic, other: &Dynamic) -> bool {
     matches!((scalar(one), scalar(other)), (Some(one), Some(other)) if one == other)
 }
 
-/// As [`equal`].
+/// Compares two lists, as [`equal`] does.
 pub(super) fn equal_lists(one: &Array, other: &Array) -> bool {
     one.len() == other.len() && one.iter().zip(other).all(|(one, other)| equal(one, other))
 }
 
-/// As [`equal`].
+/// Compares two maps, as [`equal`] does.
 pub(super) fn equal_maps(one: &Map, other: &Map) -> bool {
     one.len() == other.len()
         && one.iter().all(|(key, value)| other.get(key).is_some_and(|other| equal(value, other)))

@@ -31,7 +31,7 @@ struct PythonRuntime {
     launcher: ProcessExecutor,
     found: PythonInstallation,
     bootstrap: PathBuf,
-    /// What scripts have to read beside what every script may.
+    /// Paths that scripts have to read, in addition to those that every script may.
     reads: Vec<PathBuf>,
     /// Absent where interpreters are not kept.
     warm: Option<WarmPython>,

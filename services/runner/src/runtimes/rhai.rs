@@ -76,7 +76,7 @@ impl EmbeddedRuntime {
     }
 }
 
-/// What a script may hold.
+/// Returns the number of bytes that a script may hold in memory.
 fn memory_bytes(job: &ScriptJob) -> u64 {
     job.grants.memory_bytes.min(RHAI_MEMORY_BYTES_MAX)
 }

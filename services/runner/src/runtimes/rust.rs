@@ -41,9 +41,9 @@ const INPUTS_BYTES_MAX: usize = 64 * 1024;
 struct RustRuntime {
     launcher: ProcessExecutor,
     compiler: PathBuf,
-    /// What it has to read: its libraries.
+    /// Path that the compiler has to read: its libraries.
     reads: [PathBuf; 1],
-    /// What it says of itself.
+    /// Version that the compiler reports.
     version: String,
     editions: RustEditions,
     root: PathBuf,
@@ -100,7 +100,7 @@ fn sysroot(found: &Path, dir: &Path) -> Option<PathBuf> {
     PathBuf::from(String::from_utf8_lossy(&output.stdout).trim()).canonicalize().ok()
 }
 
-/// What a script becomes.
+/// Outcome of compiling a script.
 enum RustCompileOutcome {
     /// A program, and whether it is the job's own.
     Program(PathBuf),
@@ -168,14 +168,14 @@ impl RustRuntime {
         self.launcher.run_in(&program, base_environment(job), job.workspace.dir(), job).await
     }
 
-    /// What a program is kept under: all that it is made of.
+    /// Returns the key of a program in the cache: a hash of everything that it is made of.
     fn key(&self, script: &str, edition: &str) -> BlobHash {
         BlobHash::of([&self.version, edition, FLAGS.join(" ").as_str(), script].join("\0").as_bytes())
     }
 }
 
-/// Whether the script was all that its program was made of. One that takes in other files, or what the
-/// environment says, or that speaks to the assembler or the linker (which take in files that are in no list), is
+/// Returns true if the program was made of the script alone. A script that includes other files or the environment, or
+/// that addresses the assembler or the linker (which include files that are in no list), is
 /// compiled each time.
 fn is_whole(dir: &Path, script: &str) -> bool {
     let mut words = script.split(|part: char| !part.is_alphanumeric() && part != '_');

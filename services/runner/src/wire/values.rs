@@ -23,13 +23,13 @@ const BLOB: u8 = 9;
 /// A value that cannot be sent.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ValueEncodeError {
-    /// It has no form outside of the engine.
+    /// The value has no form outside of the engine.
     #[error("a value of type {0} cannot be written as JSON")]
     Kind(String),
-    /// It goes too deep.
+    /// The value is nested too deep.
     #[error("it is nested deeper than {DEPTH_MAX} levels")]
     TooDeep,
-    /// It is too much for one frame.
+    /// The value is too large for one frame.
     #[error("it is too large")]
     TooMany,
 }

@@ -1,4 +1,4 @@
-//! What the init of a job does in its place: connections, forks, changes to what files are.
+//! Calls that the init makes in a job's place: connections, forks, changes of file attributes.
 
 use std::net::{TcpListener, UdpSocket};
 use std::os::unix::fs::MetadataExt as _;
@@ -90,7 +90,7 @@ async fn a_job_that_demands_to_be_confined_has_no_network_where_nothing_keeps_it
     assert_eq!(run(&mut bench, without, Grants::default()).await.end.outcome, Kind::Succeeded);
 }
 
-/// What keeps other contexts out when the runner's user is the scripts' as well.
+/// The broker keeps other contexts out when the runner's user is the scripts' as well.
 #[tokio::test]
 async fn a_job_of_the_runners_own_user_changes_no_mode_outside() {
     for warm in [true, false] {

@@ -1,4 +1,4 @@
-//! What a machine gives, found out without taking a job.
+//! Capabilities of a machine, found out without taking a job.
 
 use model::ScriptType;
 

@@ -114,9 +114,9 @@ async fn scripts_compile_with_a_real_v() {
     assert_eq!(end.result.get("a").map(String::as_str), Some("1"));
 }
 
-/// What compiles up to edition 2021 and no further.
+/// Script that compiles up to edition 2021 and no further.
 const OF_2021: &str = "fn main() { let gen = [1, 2].map(|n| n + 1); println!(\"{gen:?}\"); }";
-/// What compiles with edition 2015 alone.
+/// Script that compiles with edition 2015 alone.
 const OF_2015: &str = "// edition: 2015\nfn main() { let async = 7; println!(\"{}\", async); }";
 
 /// Puts a compiler into `root` that knows editions up to 2021, as that of Debian 12 does, and gives what it needs to read.

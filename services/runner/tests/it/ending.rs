@@ -11,7 +11,7 @@ use testkit::{PATIENCE, Witness, wait_until};
 
 use crate::setup::{RunnerTestBench, job, place, seen, settings, shell};
 
-/// Whether a process runs; one that nobody waited for yet does not.
+/// Returns true while a process runs; one that ended and was not waited for does not.
 fn lives(pid: &str) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.trim())).unwrap_or_default();
     stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with(['Z', 'X']))

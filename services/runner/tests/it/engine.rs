@@ -154,7 +154,7 @@ fn nothing_can_be_opened(engine: u32) {
     }
 }
 
-/// As a panic within a panic, a stack that is over, and the kernel would.
+/// The engine dies as by a panic within a panic, a stack overflow, or the kernel.
 #[tokio::test]
 async fn an_engine_that_dies_ends_one_job_by_name() {
     let mut bench = RunnerTestBench::new().await;
@@ -204,7 +204,7 @@ async fn an_engine_that_dies_ends_one_job_by_name() {
     assert_eq!(outcome.result("n"), "50", "another context has noticed nothing: {outcome:?}");
 }
 
-/// As one does that computes without end within one step.
+/// A script that computes without end within one step makes its engine deaf to orders.
 #[tokio::test]
 async fn an_engine_that_does_not_hear_is_killed() {
     let mut bench = RunnerTestBench::new().await;

@@ -157,7 +157,7 @@ async fn variables_of_a_job_change_nothing_but_its_script() {
     assert!(!trace.exists());
 }
 
-/// As an operator would by mistake, or the kernel when the machine has no memory left.
+/// An operator may kill the init by mistake, or the kernel when the machine has no memory left.
 #[tokio::test]
 async fn a_script_ends_whose_init_was_killed() {
     let all = IsolationLayers::default();

@@ -1,4 +1,4 @@
-//! What holds for every language, checked with each.
+//! Behaviour that all languages share, checked with each.
 
 use std::time::Duration;
 

@@ -73,7 +73,7 @@ async fn nothing_outlives_a_runner_that_is_killed() {
     are_gone(&pids).await;
 }
 
-/// What should have ended everything was killed with it.
+/// The runner is killed together with the init, which should have ended everything.
 #[tokio::test]
 async fn the_next_life_ends_what_the_last_one_left() {
     let redis = RedisServer::start();

@@ -311,7 +311,7 @@ async fn a_warm_job_leaves_no_trace_for_the_next() {
     }
 }
 
-/// What a job is told that wants something of another one of its context, and of its own init.
+/// Returns the output of a job that reaches out to another one of its context, and to its own init.
 async fn reach_out(mut bench: RunnerTestBench) -> String {
     let seen = bench.seen().join("first").display().to_string();
     let first = python(&format!(
@@ -502,13 +502,13 @@ async fn nothing_is_left_when_the_runner_ends() {
     wait_until(gone, PATIENCE, "the interpreters have ended").await;
 }
 
-/// Whether an interpreter that scripts of any user reach has pip.
+/// Returns true if an interpreter that scripts of any user can reach has pip.
 fn has_pip() -> bool {
     let asked = std::process::Command::new("/usr/bin/python3").args(["-m", "pip", "--version"]).output();
     asked.is_ok_and(|output| output.status.success())
 }
 
-/// Its modules come behind those beside the script, and before those of the interpreter.
+/// Modules on PYTHONPATH come behind those beside the script, and before those of the interpreter.
 #[tokio::test]
 async fn modules_come_from_where_pythonpath_says() {
     for warm in [true, false] {

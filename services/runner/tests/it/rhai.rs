@@ -1,4 +1,4 @@
-//! What is particular to rhai jobs.
+//! Behaviour that is particular to rhai jobs.
 
 use std::process::Command;
 

@@ -24,7 +24,7 @@ async fn bench() -> Option<RunnerTestBench> {
     is_there.then_some(bench)
 }
 
-/// What is kept of the context, with the moment at which it was made.
+/// Returns the context's cached programs, each with its inode number.
 fn kept(bench: &RunnerTestBench) -> Vec<(PathBuf, u64)> {
     use std::os::unix::fs::MetadataExt as _;
     let cache = bench.work().join("contexts").join(context().to_string()).join("cache");

@@ -25,7 +25,7 @@ pub(crate) struct RunnerTestBench {
     pub(crate) reader: QueueEventReader,
     pub(crate) runner: RunnerHandle,
     pub(crate) kv: Kv,
-    /// Of jobs that were heard of among others.
+    /// Ends of jobs that were reported while another job was awaited.
     ended: HashMap<JobKey, AttemptEnd>,
     logs: HashMap<JobKey, String>,
     // Dropped last, so that the runner does not miss it.
@@ -166,7 +166,7 @@ impl RunnerTestBench {
         seen(self.dir.path())
     }
 
-    /// What is left in the work directory of attempts.
+    /// Returns the attempts that are left in the work directory.
     pub(crate) fn attempts(&self) -> Vec<String> {
         let entries = std::fs::read_dir(queue::work_dir::jobs_dir(&self.work(), context()))
             .map(|entries| entries.flatten().collect())

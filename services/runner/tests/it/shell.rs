@@ -1,4 +1,4 @@
-//! What is particular to shell jobs, and to the result file of all that have one.
+//! Behaviour that is particular to shell jobs, and to the result file of all jobs that have one.
 
 use model::ReasonCode;
 use model::execution::Outcome as Kind;

@@ -6,7 +6,7 @@ use service::Shutdown;
 
 use crate::setup::{RunnerTestBench, place, settings};
 
-/// Whether a `v` works for whoever runs this.
+/// Returns true if a `v` works for the current user.
 fn is_installed() -> bool {
     let asked = std::process::Command::new("v").arg("version").output();
     asked.is_ok_and(|output| output.status.success() && output.stdout.starts_with(b"V "))

@@ -158,8 +158,7 @@ impl EffectLaneOwner {
                 Ok(()) => return Ok(()),
                 Err(mpsc::error::TrySendError::Full(word)) => {
                     self.lives.spawn(async move {
-                        if let Err(mpsc::error::SendError(CallMessage::Ask(asking))) =
-                            words.send(word).await
+                        if let Err(mpsc::error::SendError(CallMessage::Ask(asking))) = words.send(word).await
                         {
                             asking.give_back();
                         }

@@ -209,7 +209,9 @@ fn refused(error: &ApplyError) -> Status {
         ApplyError::OtherVersion { .. } => {
             Error::new(ErrorKind::Aborted, RpcReason::RevisionMismatch, message).into()
         }
-        ApplyError::Reused => Error::new(ErrorKind::AlreadyExists, RpcReason::RequestIdReused, message).into(),
+        ApplyError::Reused => {
+            Error::new(ErrorKind::AlreadyExists, RpcReason::RequestIdReused, message).into()
+        }
         ApplyError::Limit { limit, most, found, .. } => {
             let error = Error::new(ErrorKind::ResourceExhausted, RpcReason::LimitExceeded, message);
             error.with("limit", limit).with("max", most).with("asked", found).into()

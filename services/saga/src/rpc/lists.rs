@@ -248,7 +248,9 @@ pub(crate) fn failed(error: RowReadError) -> Status {
 
     match error {
         RowReadError::Store(error) | RowReadError::Definition(DefinitionError::Store(error)) => {
-            Error::unavailable(RpcReason::StoreUnavailable, "the store does not answer").with_cause(error).into()
+            Error::unavailable(RpcReason::StoreUnavailable, "the store does not answer")
+                .with_cause(error)
+                .into()
         }
         error @ (RowReadError::Definition(_) | RowReadError::Damaged { .. }) => Error::internal(error).into(),
     }

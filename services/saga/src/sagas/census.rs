@@ -11,7 +11,7 @@ use workflow::key::{RowKeyPart, StoreTable};
 use workflow::step::{DeadLetter, InputDisposition, InputOrigin};
 
 use super::CachedRecord;
-use super::input_task::InputDecision;
+use super::input_decision::InputDecision;
 use super::timers::{RETIRE, TimerDelta, is_ours};
 use crate::lane::LaneExit;
 use crate::lane::rows::{LaneStore, rest};

@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use workflow::step::{InputDisposition, InputOrigin};
 
 use super::SagaLaneContext;
-use super::input_task::{InputDecision, asked};
+use super::input_decision::{InputDecision, asked};
 use super::intake::InstanceAction;
 use super::starved::CapacityShortage;
 use crate::metrics::{CensusKind, GaugeShare, Metrics};

@@ -15,7 +15,7 @@ use workflow::subject::{ConsumerSource, MessageSubject};
 use workflow::{InputId, Json, LaneRowKey, WorkflowLane, message};
 
 use super::batch::{DeadLetterRow, HeldInput, InputCommit};
-use super::input_task::InputDecision;
+use super::input_decision::InputDecision;
 use super::intake::{
     DeadLetterOperation, DeadMessage, InstanceAction, RawMessage, SagaIncomingMessage, SagaParsedMessage,
 };

@@ -17,7 +17,8 @@ use super::answer::VerbAnswerRow;
 use super::batch::{HeldInput, HeldRow, InputCommit};
 use super::census;
 use super::dead_letters::DeadLetterAction;
-use super::intake::{DeadMessage, InstanceAction, VerbContext};
+use super::input_decision::{InputDecision, asked};
+use super::intake::{InstanceAction, VerbContext};
 use super::starved::CapacityShortage;
 use super::summary::InstanceSummary;
 use super::timers::{TimerDelta, TimerRow};
@@ -55,16 +56,6 @@ pub(super) struct InputOutcome {
     pub(super) starved: Option<CapacityShortage>,
     /// True if the input was committed, and the position of its source with it.
     pub(super) is_committed: bool,
-}
-
-/// Decision about an input.
-pub(super) struct InputDecision {
-    /// Input or dead message; nothing where it is gone, or is given to nobody.
-    pub(super) what: Option<HeldInput>,
-    pub(super) origin: InputOrigin,
-    pub(super) change: SagaTransition,
-    /// Requested action on a letter.
-    pub(super) letter: Option<DeadLetterAction>,
 }
 
 impl InputTask {
@@ -560,77 +551,5 @@ impl SagaLaneContext {
         }
         commit.ops.extend(note);
         commit
-    }
-}
-
-impl InputDecision {
-    /// A message is a dead letter.
-    fn bury(record: Option<&CorrelationRecord>, dead: &DeadMessage, origin: InputOrigin) -> Self {
-        let change = step::dead_letter(record, &dead.code, &dead.why, dead.parks, origin);
-        let what = Some(HeldInput::Dead(Box::new(dead.clone())));
-        Self { what, origin, change, letter: None }
-    }
-
-    /// Counts the bytes of what waits behind a letter or a pause. A request for which there is no room is refused: whoever asks can ask
-    /// again, and what waits for room would be in the way of other requests.
-    fn weighing(
-        mut self,
-        correlation: &CorrelationId,
-        current: &CachedRecord,
-        wanted: &InstanceAction,
-    ) -> Self {
-        let before = current.record.as_ref();
-        let has_count = self.change.fate == InputDisposition::NoRoom;
-        let waits = matches!(
-            (&self.change.fate, self.origin),
-            (InputDisposition::Held(_), _) | (_, InputOrigin::Held(_))
-        );
-        if let Some(what) = self.what.as_ref().filter(|_| waits) {
-            let row = HeldRow { correlation: correlation.clone(), what: what.clone() };
-            self.change = self.change.weighing(before, encode(&row).len() as u64);
-        }
-        if self.change.fate == InputDisposition::NoRoom {
-            let (reason, full) = match has_count {
-                true => ("LIMIT_EXCEEDED", format!("{} inputs", step::HELD_MAX)),
-                false => ("BYTES_EXCEEDED", format!("inputs of {} bytes", step::HELD_BYTES_MAX)),
-            };
-            let message = format!("{full} wait behind a dead letter or a pause already");
-            if matches!(self.origin, InputOrigin::Letter(_)) {
-                // It stays the letter that it is.
-                return Self::refused(current, "LIMIT_EXCEEDED", message);
-            }
-            if asked(wanted).is_none() {
-                return self;
-            }
-            let refusal = RequestRefusal { reason: reason.to_owned(), message };
-            self.change = SagaTransition::nothing(InputDisposition::Refused(refusal), before.cloned());
-        }
-        self
-    }
-
-    /// The input; nothing where what came is none.
-    pub(super) fn input(&self) -> Option<&InstanceInput> {
-        match &self.what {
-            Some(HeldInput::Input(input)) => Some(input),
-            Some(HeldInput::Dead(_)) | None => None,
-        }
-    }
-
-    /// Returns true for the input of a letter that is applied, and for one that waited behind it.
-    const fn is_of_redrive(&self) -> bool {
-        matches!(self.origin, InputOrigin::Held(_) | InputOrigin::Letter(_)) || self.letter.is_some()
-    }
-}
-
-pub(super) fn asked(wanted: &InstanceAction) -> Option<&VerbContext> {
-    match wanted {
-        InstanceAction::Input { asked, .. } => asked.as_ref(),
-        InstanceAction::Held(_)
-        | InstanceAction::Dead(_)
-        | InstanceAction::Answered { .. }
-        | InstanceAction::Occurrence(_)
-        | InstanceAction::Word(_)
-        | InstanceAction::Resume
-        | InstanceAction::Retire(_) => None,
     }
 }

@@ -16,7 +16,7 @@ use workflow::instance::{CorrelationRecord, encode};
 use workflow::step::RequestRefusal;
 
 use super::answer::{VerbAnswerRow, VerbOutcome};
-use super::input_task::{InputDecision, asked};
+use super::input_decision::{InputDecision, asked};
 use super::intake::InstanceAction;
 use super::timers::{TimerDelta, is_ours};
 use super::{CachedRecord, QueuedInput, SagaLane, SagaLaneContext, SagaLaneOwner};

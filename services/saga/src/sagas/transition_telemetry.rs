@@ -5,7 +5,7 @@ use workflow::WorkflowLane;
 use workflow::replay::{self, ComputedTransition, ReplayDifference};
 use workflow::step::InputDisposition;
 
-use super::input_task::InputDecision;
+use super::input_decision::InputDecision;
 use super::{QueuedInput, SagaLaneContext};
 use crate::metrics::Metrics;
 use crate::spans::{PendingSpan, SpanSubject};

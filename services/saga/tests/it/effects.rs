@@ -63,7 +63,7 @@ impl Upstream {
         }
     }
 
-    fn calls(&self) -> Vec<String> {
+    pub(crate) fn calls(&self) -> Vec<String> {
         self.calls.lock().expect("no panic").clone()
     }
 
@@ -146,7 +146,7 @@ pub(crate) fn manifest(policy: &str) -> String {
         .replace("open: 30s", "open: 1ms")
 }
 
-async fn served(world: &mut World, policy: &str, upstream: &Upstream) {
+pub(crate) async fn served(world: &mut World, policy: &str, upstream: &Upstream) {
     world.apply(&manifest(policy)).await;
     world.results().await;
     world.own_effect(Arc::new(upstream.clone()));
@@ -156,7 +156,7 @@ fn end(result: &EffectResult) -> (CommandOutcome, bool) {
     (result.result_type, result.may_have_happened)
 }
 
-async fn each_world() -> [World; 3] {
+pub(crate) async fn each_world() -> [World; 3] {
     [World::simulated().await, World::in_a_directory().await, World::in_redis().await]
 }
 
@@ -296,7 +296,12 @@ async fn a_call_of_an_owner_that_died_goes_by_its_policy() {
 }
 
 /// Asks something of a call, and waits for the answer.
-async fn ask(world: &World, request: &str, number: u128, asked: EffectCallRequest) -> LaneRequestOutcome {
+pub(crate) async fn ask(
+    world: &World,
+    request: &str,
+    number: u128,
+    asked: EffectCallRequest,
+) -> LaneRequestOutcome {
     let command = model::CommandId::from_bits(number);
     let subject = workflow::MessageSubject::Effect { effect: EFFECT.parse().expect("a name"), command };
     let lane = format!("e:{}:{EFFECT}:0", crate::world::TENANT);
@@ -536,93 +541,4 @@ async fn many_calls_end_and_their_rows_with_them() {
     }
     world.stop().await;
     assert_eq!((upstream.calls().len(), world.open_calls().await), (300, 0));
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn words_for_open_calls_come_past_commands_that_wait_for_room() {
-    for mut world in each_world().await {
-        world.calls_max = 2;
-        let waiting = |number| ProviderAnswer::Waiting { external: Some(format!("flow {number}")) };
-        let upstream = Upstream::with((1..=6).map(waiting));
-        served(&mut world, "retry", &upstream).await;
-        let id = model::CommandId::from_bits;
-        let cancel = async |number| {
-            let back = EffectCommand { cancel: true, ..command(number, Json::Null) };
-            world.command(&back, &format!("back-{number}")).await;
-        };
-        let stopped = async |flow: &str| {
-            let stop = format!("stop {flow}");
-            let was = || std::future::ready(upstream.calls().contains(&stop).then_some(()));
-            wait_until(was, PATIENCE, stop.clone()).await;
-        };
-        let end_with = |number, answer| assert!(world.calls.notify(id(number), CallMessage::Answer(answer)));
-        for number in 1..=6 {
-            world.command(&command(number, Json::Null), &format!("w-{number}")).await;
-            if number <= 2 {
-                world.until(number, EffectState::Waiting).await;
-            }
-        }
-        // Behind four commands for which there is no room, and about one of those.
-        cancel(1).await;
-        cancel(4).await;
-        stopped("flow 1").await;
-        assert_eq!(world.open_calls().await, 2);
-        end_with(1, ProviderAnswer::Cancelled);
-        world.until(3, EffectState::Waiting).await;
-        assert_eq!(ask(&world, "r-1", 2, EffectCallRequest::Cancel).await, LaneRequestOutcome::Done);
-        stopped("flow 2").await;
-        assert_eq!(world.open_calls().await, 2);
-        end_with(2, ProviderAnswer::Cancelled);
-        let is_unwanted = async || {
-            world.has_call(4).await.then_some(())?;
-            let call = world.call(4).await;
-            (call.is_unwanted || call.state == EffectState::Cancelled).then_some(())
-        };
-        wait_until(is_unwanted, PATIENCE, "the fourth is taken, and is not wanted").await;
-        if world.call(4).await.state != EffectState::Cancelled {
-            end_with(4, ProviderAnswer::Cancelled);
-        }
-        // Whoever comes next goes on with what is open, and with the commands that wait.
-        world.until(5, EffectState::Waiting).await;
-        assert_eq!(world.open_calls().await, 2);
-        assert_eq!(ask(&world, "r-1", 2, EffectCallRequest::Cancel).await, LaneRequestOutcome::Done);
-        world.crash().await;
-        world.own_effect(Arc::new(upstream.clone()));
-        let adopted = || {
-            let adopted = upstream.calls().iter().filter(|call| call.starts_with("adopt")).count();
-            std::future::ready((adopted == 2).then_some(()))
-        };
-        wait_until(adopted, PATIENCE, "what is open is adopted").await;
-        for number in [3, 5, 6] {
-            let told = || {
-                std::future::ready(
-                    world
-                        .calls
-                        .notify(id(number), CallMessage::Answer(ProviderAnswer::Succeeded(Json::Null)))
-                        .then_some(()),
-                )
-            };
-            world.until(number, EffectState::Waiting).await;
-            wait_until(told, PATIENCE, "it hears").await;
-            world.until(number, EffectState::Succeeded).await;
-        }
-        let mut ends = BTreeMap::new();
-        for _ in 1..=6 {
-            let result = world.result().await;
-            ends.insert(result.command_id, result.result_type);
-        }
-        let expected = (1..=6).map(|number| {
-            (
-                id(number),
-                if [1, 2, 4].contains(&number) {
-                    CommandOutcome::Cancelled
-                } else {
-                    CommandOutcome::Succeeded
-                },
-            )
-        });
-        assert_eq!(ends, expected.collect());
-        world.stop().await;
-        assert_eq!(world.open_calls().await, 0);
-    }
 }

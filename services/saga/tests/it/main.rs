@@ -30,6 +30,7 @@ mod letters;
 mod lost_answers;
 mod migrations;
 mod nats_permissions;
+mod open_calls;
 mod operating;
 mod operator;
 mod outages;

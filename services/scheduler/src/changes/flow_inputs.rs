@@ -89,7 +89,7 @@ fn not_awaited(name: &SignalName, awaited: &BTreeSet<SignalName>, flow: u32) -> 
     rpc::Error::invalid(violations).into()
 }
 
-/// Keeps the wish to cancel a flow; gives the flow.
+/// Stores the cancellation of a flow; returns the flow.
 ///
 /// # Errors
 /// What storage answers.
@@ -109,8 +109,8 @@ pub async fn cancel_flow(
     record.and_then(|record| record.flow).ok_or_else(|| bad_store("a flow without its record"))
 }
 
-/// Keeps the wish to cancel one node. Whether it has ended, so that nothing changes, storage decides: it remembers the request
-/// in either case.
+/// Stores the cancellation of one node. Storage decides whether the node has ended, so that nothing changes: it remembers the
+/// request in either case.
 ///
 /// # Errors
 /// NOT_FOUND for an unknown node, else what storage answers.
@@ -135,7 +135,7 @@ pub async fn cancel_node(
     Ok(())
 }
 
-/// Keeps what somebody who executes a node by other ways says of it.
+/// Stores the report of an actor that executes a node by other means.
 ///
 /// # Errors
 /// INVALID_ARGUMENT with everything that is wrong, NOT_FOUND for an unknown node, FAILED_PRECONDITION

@@ -66,7 +66,7 @@ impl Submitter {
         record.and_then(|record| record.flow).ok_or_else(|| bad_store("a new flow without its record"))
     }
 
-    /// Adds nodes at their place; gives the job of the first. Whom they depend on is kept by name until
+    /// Adds nodes at their place; returns the job of the first. Their dependencies are kept by name until
     /// the flow is started. A repeated request changes nothing, whatever has become of the flow.
     ///
     /// # Errors

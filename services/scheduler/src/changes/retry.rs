@@ -24,7 +24,7 @@ use crate::views::reader::FlowReader;
 const NAMES_MAX: usize = 1000;
 
 /// Runs a flow again, or says what would run. Its owner hears of it from storage. A repeated request
-/// answers with the flow as it is, and with what its last run has begun anew.
+/// answers with the flow as it is, and with what its last run has restarted.
 ///
 /// Not cancel safe: run it in a task of its own.
 ///

@@ -146,12 +146,12 @@ impl Submitter {
         Ok(Some(flow))
     }
 
-    /// Adds to what is wrong with a request everything that is wrong with its flow: its fields, its graph, and signatures that
-    /// do not fit or are not its caller's. What was signed over fields that have to change is not looked at: it has to be
-    /// signed anew.
+    /// Adds to the violations of a request everything that is wrong with its flow: its fields, its graph, and signatures that
+    /// do not fit or are not its caller's. A signature over fields that have to change is not checked: it has to be
+    /// made again.
     ///
-    /// A request that comes again has its flow, though a signature may be over by now, or the key behind it be another. That
-    /// is only looked up where a signature would be refused: all others are found by whoever makes the flow.
+    /// A repeated request has its flow, though a signature may be over by now, or the key behind it be another. That
+    /// is only looked up where a signature would be refused: all others are found when the flow is made.
     async fn check(
         &mut self,
         wire: proto::v1::FlowSpec,
@@ -188,7 +188,7 @@ impl Submitter {
         Ok(signatures::check_specs(&spec.nodes, place, true, "flow.", Timestamp::now()))
     }
 
-    /// A uid that makes a flow our own: whoever makes a flow has it in memory already.
+    /// Draws a uid that makes a flow our own: its maker has it in memory already.
     pub(crate) fn own_uid(&self) -> FlowUid {
         let replicas = self.driver.replicas();
         let mut uids = (0..UID_DRAWS_MAX).map(|_| FlowUid::random());

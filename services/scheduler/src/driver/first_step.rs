@@ -1,7 +1,7 @@
-//! First steps of flows that nobody has stored yet: one change creates a flow, starts it and applies its first step.
+//! First steps of flows that are not stored yet: one change creates a flow, starts it and applies its first step.
 //!
-//! The driver makes the step, whoever submits the flow has it stored with the flow, and the driver takes the flow up once
-//! it is. What is said of the flow meanwhile waits.
+//! The driver makes the step, the submitter has it stored with the flow, and the driver takes the flow up once
+//! it is. Inputs of the flow wait meanwhile.
 
 use flow::engine::{Engine, FlowEngineInput, FlowStepOutput};
 use model::{ContextUid, Flow, FlowId, FlowUid, NodeReport, NodeState, Timestamp};
@@ -13,7 +13,7 @@ use crate::commit;
 use crate::loaded_flow::{AckTarget, FlowKey, FlowPhase, LoadedFlow, ReportAck};
 use crate::replica::DueFlow;
 
-/// A flow that nobody has stored yet, after its first step.
+/// A flow that is not stored yet, after its first step.
 #[derive(Debug)]
 pub struct ProvisionalFlow {
     engine: Box<Engine>,
@@ -21,11 +21,11 @@ pub struct ProvisionalFlow {
     step: FlowStepOutput,
     messages: Vec<OutgoingMessage>,
     now: Timestamp,
-    /// When its messages were numbered: what was numbered before everything was forgotten is nobody's.
+    /// Epoch of the message ids: ids from before everything was forgotten are void.
     epoch: u64,
 }
 
-/// Under which numbers a flow is stored.
+/// Ids under which a flow is stored.
 #[derive(Debug)]
 pub struct AssignedFlowIds {
     /// The uid of its context.
@@ -160,7 +160,7 @@ impl Driver {
         }
     }
 
-    /// Notes that somebody brought something for a flow that is being stored; says whether it is.
+    /// Notes an input of a flow that is being stored; returns whether it is being stored.
     pub(super) fn touch_early(&mut self, uid: FlowUid, active: DueFlow) -> bool {
         match self.early.get_mut(&uid) {
             Some(early) => {

@@ -345,7 +345,7 @@ impl Driver {
         self.enqueue(key);
     }
 
-    /// A flow has ended or is gone. Somebody who touched it since may have started it again.
+    /// Forgets a flow that has ended or is gone. If it was touched since, it may have been started again.
     pub(super) fn forget_ended(&mut self, key: FlowKey, run: LoadedFlow) {
         let (uid, touched) = (run.uid, run.touched);
         self.forget(key, run);

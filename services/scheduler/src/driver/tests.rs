@@ -1,4 +1,4 @@
-//! The driver by single events: nobody answers it but the tests.
+//! Tests of the driver by single events: only the tests answer it.
 
 use flow::engine::Engine;
 use identity::{Identity, ServiceName};

@@ -75,7 +75,7 @@ impl FlowRpc {
         FlowReader::new(self.store(), actor, context_id, flow_id)
     }
 
-    /// A stream that ends with the role of whom it is for.
+    /// Makes a stream that ends when its reader loses the role.
     fn for_reader<T: Send + 'static>(
         &self,
         stream: mpsc::Receiver<Result<T, Status>>,

@@ -3,7 +3,7 @@
 //! The snapshot is read after a position, and what happened since that position is told before the snapshot is
 //! closed: nothing falls between them. What the snapshot already shows is left out by comparing revisions.
 //!
-//! From then on every answer follows from one event alone: whoever watches from a position on, and whenever, is
+//! From then on every answer follows from one event alone: watchers from the same position, at any time, are
 //! told the same.
 
 use model::{ContextEvent, FlowEvent, FlowStatus, JobId, Revision};

@@ -209,7 +209,8 @@ fn watch(
 }
 
 fn missed() -> Status {
-    ::rpc::Error::unavailable(RpcReason::StoreUnavailable, "changes of actors and contexts may be missed").into()
+    ::rpc::Error::unavailable(RpcReason::StoreUnavailable, "changes of actors and contexts may be missed")
+        .into()
 }
 
 fn key_to_wire(key: &ActorVerifyingKey) -> proto::v1::ActorKey {

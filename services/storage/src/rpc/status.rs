@@ -55,10 +55,12 @@ impl From<Error> for ::rpc::Error {
                     None => full,
                 }
             }
-            Error::Exhausted { limit, max, .. } => new(ErrorKind::ResourceExhausted, RpcReason::LimitExceeded)
-                .with("limit", limit)
-                .with("max", max)
-                .with("asked", u64::from(max) + 1),
+            Error::Exhausted { limit, max, .. } => {
+                new(ErrorKind::ResourceExhausted, RpcReason::LimitExceeded)
+                    .with("limit", limit)
+                    .with("max", max)
+                    .with("asked", u64::from(max) + 1)
+            }
             Error::StoreFull => store_full(),
             Error::Store(cause) => of_store(cause),
             Error::Broken(record) => unreadable(record),
@@ -75,7 +77,8 @@ impl From<Error> for Status {
 /// Room is made by deletion, and by what goes by itself.
 fn store_full() -> ::rpc::Error {
     let message = "the store is full: delete flows, jobs or contexts that are not needed any more";
-    ::rpc::Error::new(ErrorKind::ResourceExhausted, RpcReason::StoreFull, message).retry_after(RETRY_WHEN_FULL)
+    ::rpc::Error::new(ErrorKind::ResourceExhausted, RpcReason::StoreFull, message)
+        .retry_after(RETRY_WHEN_FULL)
 }
 
 /// Others may write into this Redis, so that this is no defect; whoever reads is told which record it is.

@@ -1,12 +1,12 @@
--- Puts a letter into the inboxes of actors, once; a copy of its own into each.
+-- Stores a letter in the inboxes of actors, once; each inbox gets a separate copy.
 -- KEYS = msg_in letters
 -- ARGV = context_revision recipients refusal prefix bytes msg_in_max seen_secs
 --
 -- The decision was made on `context_revision` of the context. `recipients` are the ids of those actors, with spaces between;
--- `refusal` is why the letter is refused unless it came before, '' for nothing, and `prefix` what the keys of this context begin
--- with. The letter has so many `bytes`, `msg_in` at most `msg_in_max` entries; it is recognized for `seen_secs`. Behind the keys
--- come those by which it is recognized, behind the arguments its fields.
--- Gives what became of it, and the key of the first copy: 1 it is kept, 2 it came before, 3 it is refused for that reason, 4
+-- `refusal` is the reason for which the letter is refused unless it came before, '' for none, and `prefix` what the keys of this
+-- context begin with. The letter has `bytes` bytes, `msg_in` at most `msg_in_max` entries; a repeat is recognized for `seen_secs`.
+-- After the keys follow those by which it is recognized, after the arguments its fields.
+-- Returns the outcome, and the key of the first copy: 1 it is stored, 2 it came before, 3 it is refused for that reason, 4
 -- every inbox is full; and the revision.
 local no, context_revision = closed()
 if no then return no end
@@ -18,7 +18,7 @@ if context_revision ~= ARGV.context_revision then
   return refuse('CONTEXT_CHANGED', 'the context changed meanwhile')
 end
 if ARGV.refusal ~= '' then return {3, '', 0} end
--- Who lets an inbox run full keeps nothing from the others.
+-- Skips full inboxes: they keep nothing from the other recipients.
 local copies = {}
 for actor in string.gmatch(ARGV.recipients, '%d+') do
   if has_place(actor, ARGV.bytes) then

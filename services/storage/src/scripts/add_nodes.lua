@@ -1,13 +1,13 @@
--- Adds nodes with their jobs to a flow that is being created; what stands at the same place gives way.
+-- Adds nodes with their jobs to a flow that is being created; they replace nodes at the same place.
 -- KEYS = flow nodes blob_idle
 -- ARGV = flow flow_uid blobs nodes refs context_revision prefix request_hash request_secs is_last first_job
 --
--- Permission was decided on `context_revision` of the context, '' for a service. `blobs`, `nodes` and `refs` are how many;
--- `prefix` is what the keys of this context begin with. `is_last` says whether these are the last nodes of the request,
--- `first_job` the job of the request's first node. Behind the keys come for each blob its key and its blob_refs, the jobs of the
--- nodes, and with a request id the request. Behind the arguments come for each reference the number of a blob and of the job that
+-- Permission was decided on `context_revision` of the context, '' for a service. `blobs`, `nodes` and `refs` are their numbers;
+-- `prefix` is what the keys of this context begin with. `is_last` tells if these are the last nodes of the request,
+-- `first_job` the job of the request's first node. After the keys follow for each blob its key and its blob_refs, the jobs of the
+-- nodes, and with a request id the request. After the arguments follow for each reference the number of a blob and of the job that
 -- refers to it; for each node its job id, itself, F, and F times field and value.
--- Gives the new revision, or 0 when nothing changed.
+-- Returns the new revision, or 0 when nothing changed.
 local no, context_revision = closed()
 if no then return no end
 local blobs, count, refs = tonumber(ARGV.blobs), tonumber(ARGV.nodes), tonumber(ARGV.refs)
@@ -15,7 +15,7 @@ local jobs_at, nodes_at = KEYS_NAMED + 2 * blobs, ARGV_NAMED + 1 + 2 * refs
 local request = KEYS[jobs_at + count + 1]
 local known, reused = asked_before(request, ARGV.request_hash)
 if reused then return reused end
--- Of one whose nodes came in parts the last ones may be missing.
+-- Goes on with a request whose nodes came in parts, since the last ones may be missing.
 if known and redis.call('HGET', request, 'pending') == '0' then return 0 end
 if ARGV.context_revision ~= '' and context_revision ~= ARGV.context_revision then
   return refuse('CONTEXT_CHANGED', 'the context changed meanwhile')
@@ -25,7 +25,7 @@ if flow[1] ~= ARGV.flow_uid or flow[5] then return refuse('FLOW_GONE', 'flow ' .
 if flow[2] ~= 'created' then return refuse('FLOW_NOT_CREATED', 'flow ' .. ARGV.flow .. ' is ' .. told(flow[2])) end
 local missing = without_blob(blobs, KEYS_NAMED)
 if missing then return missing end
--- Whether a job is what stands in the arguments from `from` on, whenever it was made.
+-- Returns true if a job equals the one in the arguments from `from` on, except for its times.
 local function is_same(job, from)
   local names, values = {}, {}
   for a = from + 3, from + 1 + 2 * tonumber(ARGV[from + 2]), 2 do
@@ -53,11 +53,11 @@ end
 remember(request, ARGV.request_hash, ARGV.request_secs, 'pending', ARGV.is_last == '1' and 0 or 1, 'first_job_id', ARGV.first_job)
 if same == count then return 0 end
 
--- Removes a job that gives way to another, and its references.
+-- Removes a job that is replaced by another, and its references.
 local function forget(job)
   local old = redis.call('HMGET', job, 'script', 'files')
   if not old[1] then return end
-  -- A text is no reference, whatever it says.
+  -- Only a hash is a reference: a text is none, whatever it says.
   local named = string.match(old[1], '^sha256:%x+$') and '"sha256":"' .. string.sub(old[1], 8) .. '"' or ''
   for hash in string.gmatch(named .. old[2], '"sha256":"(%x+)"') do
     local refs_key = ARGV.prefix .. 'blob_refs:' .. hash

@@ -1,25 +1,25 @@
--- Appends to what is kept of an attempt's output.
+-- Appends to the stored part of an attempt's output.
 -- KEYS = flow nodes log
 -- ARGV = flow_uid flow job attempt bytes_max runner times_max
 --
--- At most `bytes_max` bytes of the output are kept, and `times_max` times of printing. `runner` is the runner record of whoever
--- told them, or 0. Behind the arguments come for each piece its offset, when it was printed in Unix milliseconds or 0, and its
--- bytes.
--- Gives where the output ends now.
+-- At most `bytes_max` bytes of the output are kept, and `times_max` times of printing. `runner` is the runner record of the
+-- supervisor that sent them, or 0. After the arguments follow for each piece its offset, when it was printed in Unix milliseconds or
+-- 0, and its bytes.
+-- Returns where the output ends now.
 local no = closed()
 if no then return no end
 local flow = redis.call('HMGET', KEYS.flow, 'uid', 'deleting')
 if flow[1] ~= ARGV.flow_uid or flow[2] then return refuse('FLOW_GONE', 'flow ' .. ARGV.flow) end
 local node = redis.call('HGET', KEYS.nodes, ARGV.job)
 if not node then return refuse('JOB_GONE', 'job ' .. ARGV.job) end
--- What is kept of attempts that the node never had would go with nothing.
+-- Refuses output of attempts that the node never had: nothing would ever remove it.
 if tonumber(ARGV.attempt) > (tonumber(string.match(node, '"attempt":(%d+)')) or 1) then
   return refuse('JOB_GONE', 'attempt ' .. ARGV.attempt .. ' of job ' .. ARGV.job)
 end
 local log = redis.call('HMGET', KEYS.log, 'data', 'start', 'end', 'times')
 local data, from, till = log[1] or '', tonumber(log[2] or '0'), tonumber(log[3] or '0')
 local before, first = till, from
--- From which byte on what was printed when, also of bytes that are kept elsewhere.
+-- Times of printing, by first byte, also for bytes that are stored elsewhere.
 local times = {}
 for byte, millis in string.gmatch(log[4] or '', '(%d+):(%d+)') do times[#times + 1] = {tonumber(byte), millis} end
 local function printed(byte, millis)
@@ -31,11 +31,11 @@ end
 for a = ARGV_NAMED + 1, #ARGV, 3 do
   local offset, millis, piece = tonumber(ARGV[a]), ARGV[a + 1], ARGV[a + 2]
   if offset > till then
-    -- What lies between has not come: what is kept stays in one piece.
+    -- Drops earlier output when the piece before this one is missing: the stored output stays contiguous.
     data, from, till = '', offset, offset
   end
   if offset < from and offset + #piece >= from then
-    -- It was overtaken by the piece after it.
+    -- Prepends a piece that was overtaken by the piece after it.
     data, from = string.sub(piece, 1, from - offset) .. data, offset
     printed(offset, millis)
   end
@@ -56,7 +56,7 @@ local revision = raise()
 local end_text = string.format('%.0f', till)
 redis.call('HSET', KEYS.log, 'data', data, 'start', string.format('%.0f', from), 'end', end_text)
 if #times > 0 then
-  -- What is long ago needs to be known less exactly: of the older three quarters every second one goes.
+  -- Thins out old times, which may be less exact: of the older three quarters every second one is dropped.
   local keep_times, shown = tonumber(ARGV.times_max), {}
   local older = #times > keep_times and math.floor(#times * 3 / 4) or 0
   for at, time in ipairs(times) do

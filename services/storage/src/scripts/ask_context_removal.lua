@@ -1,4 +1,4 @@
--- Remembers which context a request wants removed, before that is begun: afterwards nothing of the context is left.
+-- Remembers which context a request wants removed, before the removal begins: afterwards nothing of the context is left.
 -- KEYS = request
 -- ARGV = request_hash request_secs context context_uid
 use_reserve()

@@ -1,9 +1,9 @@
--- Tells where a flow stands, and has another one touched when it ends.
+-- Reads the status of a flow, and has another one touched when it ends.
 -- KEYS = flow awaited waiters
 -- ARGV = flow flow_uid
 --
 -- `flow` is the one that waits, `awaited` the one that it waits for, and `waiters` are all that wait for that.
--- Gives the status; nothing when there is no such flow.
+-- Returns the status; nothing when there is no such flow.
 local no = closed()
 if no then return no end
 local flow = redis.call('HMGET', KEYS.flow, 'uid', 'deleting')

@@ -1,9 +1,9 @@
--- Marks a context as going, and keeps which supervisors have to forget it.
+-- Marks a context as being removed, and stores which supervisors have to forget it.
 -- KEYS = runners drops runners_deleted
 -- ARGV = context_revision
 --
 -- Permission was decided on `context_revision` of the context.
--- Gives the revision of the change; 0 when it was going already.
+-- Returns the revision of the change; 0 when it was marked already.
 local no = closed(true)
 if no then return no end
 use_reserve()
@@ -16,10 +16,10 @@ if context[2] ~= ARGV.context_revision then return refuse('CONTEXT_CHANGED', 'th
 
 local revision = raise()
 redis.call('HSET', KEYS.context, 'state', 'deleting', 'updated_at', ARGV.now, 'revision', revision)
--- Who asked for it is written down where it is left, when nothing else is.
+-- Keeps the principal that asked for the removal, for the audit record that is written when nothing else is left.
 if #ARGV.bits > 16 then redis.call('HSET', KEYS.context, 'removed_by', string.sub(ARGV.bits, 17)) end
 redis.call('SUNIONSTORE', KEYS.drops, KEYS.runners)
--- What ran at a runner before it was deleted lies there still.
+-- Includes deleted runners: the context's data may still be on their machines.
 local deleted = redis.call('ZRANGE', KEYS.runners_deleted, 0, -1)
 for from = 1, #deleted, 1000 do
   redis.call('SADD', KEYS.drops, unpack(deleted, from, math.min(from + 999, #deleted)))

@@ -1,9 +1,9 @@
--- Marks an ended flow, or one that was never started and is not wanted any more, as going.
+-- Marks a flow as being removed that has ended, or that was never started and is not wanted any more.
 -- KEYS = flow flows_active due
 -- ARGV = context_revision flow flow_uid request_hash request_secs expected_revision
 --
 -- Permission was decided on `context_revision` of the context. `expected_revision` is that of the flow, '' for any. With a
--- request id the request comes behind the keys.
+-- request id, the request follows the keys.
 local no, context_revision = closed()
 if no then return no end
 use_reserve()
@@ -25,7 +25,7 @@ if flow[2] == 'started' or (flow[2] == 'created' and not given_up) then
 end
 if not flow[4] then audit(0) end
 redis.call('HSET', KEYS.flow, 'deleting', '1', 'counted', '')
--- One that was never started has not ended, and does not any more.
+-- Uncounts a flow that was never started: it has not ended, and will not.
 if flow[7] == '1' then count_open(-1, -tonumber(flow[6])) end
 remember(request, ARGV.request_hash, ARGV.request_secs, 'flow_uid', ARGV.flow_uid)
 local me = ARGV.flow .. '-' .. ARGV.flow_uid

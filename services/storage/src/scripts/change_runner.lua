@@ -4,8 +4,8 @@
 --
 -- Permission was decided on `context_revision` of the context. `expected_revision` is the one that the change builds on, '' for
 -- any. `action` is `update`, `drain`, `resume` or `delete`; a deleted record is kept for `keep_secs`. With a request id the
--- request comes behind the keys; with `update` fields come behind the arguments.
--- Gives the revision of the change; 0 when nothing had to be changed.
+-- request follows the keys; with `update`, fields follow the arguments.
+-- Returns the revision of the change; 0 when nothing had to be changed.
 local no, context_revision = closed()
 if no then return no end
 local request = KEYS[KEYS_NAMED + 1]
@@ -28,7 +28,7 @@ if not is_so then
   if action == 'update' then
     redis.call('HSET', KEYS.runner, unpack(ARGV, ARGV_NAMED + 1))
   elseif action == 'delete' then
-    -- It is kept for a while, for those who listen until what runs there has ended, and for repeated requests.
+    -- Keeps the record for a while, for watchers of the jobs that still run there, and for repeated requests.
     redis.call('HSET', KEYS.runner, 'deleted_at', ARGV.now)
     redis.call('EXPIRE', KEYS.runner, ARGV.keep_secs)
     redis.call('SREM', KEYS.runners, ARGV.runner)

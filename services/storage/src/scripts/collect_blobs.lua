@@ -1,9 +1,9 @@
--- Removes blobs that nobody has referred to for long enough; each is looked at again here.
+-- Removes blobs that were unreferenced for long enough; each is checked again here.
 -- KEYS = blob_idle
 -- ARGV = idle_since
 --
--- Blobs go that are idle since `idle_since` or longer. Behind the arguments come the hashes.
--- Gives how many went.
+-- Blobs that are idle since `idle_since` or longer are removed. After the arguments follow the hashes.
+-- Returns how many were removed.
 local no = closed()
 if no then return no end
 use_reserve()
@@ -17,7 +17,7 @@ for a = ARGV_NAMED + 1, #ARGV do
   elseif since and tonumber(since) <= tonumber(ARGV.idle_since) then
     local known = redis.call('HMGET', blob, 'chunks', 'size', 'counted')
     if known[3] == '1' then redis.call('HINCRBY', KEYS.ids, 'blob_bytes', '-' .. known[2]) end
-    -- Whatever was written there, no blob has more.
+    -- Bounds the number of chunks: no blob has more, whatever is stored there.
     for n = 0, math.min(tonumber(known[1] or '0') or 0, 32) - 1 do
       redis.call('UNLINK', blob .. ':' .. n)
     end

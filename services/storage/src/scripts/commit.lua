@@ -3,13 +3,14 @@
 -- ARGV = flow flow_uid owner epoch last_commit commit status result is_incomplete due router hold_end nodes messages events blobs
 -- ARGV = context inputs_taken rests awaited ended prefix
 --
--- `carriers` are the flow's messages, `waiters` those who wait for it. `status` is '' when it stays, `due` in Unix seconds, '' for never,
--- `router` '' for none; `prefix` is what the keys of this context begin with. `nodes`, `messages`, `events`, `blobs`, `awaited` and
--- `ended` are how many. Behind the keys come the jobs of the nodes, the messages, for each blob its key and its blob_refs, the waiters of
--- each flow that is awaited, the messages that carried attempts which have ended. Behind the arguments come for each node its job id,
--- itself, the job's status and its result, '' for unchanged; the messages as `write_messages` has them; the events; for each blob the number of the job
--- that refers to it; for each message whose attempts have ended their jobs, with spaces between.
--- Gives the flow's new revision and what was emitted; the revision of then, negative, when the same commit was applied before.
+-- `carriers` are the flow's messages, `waiters` the flows that wait for it. `status` is '' when it stays, `due` in Unix seconds,
+-- '' for never, `router` '' for none; `prefix` is what the keys of this context begin with. `nodes`, `messages`, `events`,
+-- `blobs`, `awaited` and `ended` are their numbers. After the keys follow the jobs of the nodes, the messages, for each blob its
+-- key and its blob_refs, the waiters of each awaited flow, the messages that carried attempts which have ended. After the
+-- arguments follow for each node its job id, itself, the job's status and its result, '' for unchanged; the messages as
+-- `write_messages` has them; the events; for each blob the number of the job that refers to it; for each message whose attempts
+-- have ended their jobs, with spaces between.
+-- Returns the flow's new revision and what was emitted; the earlier revision, negative, when the same commit was applied before.
 local no = closed()
 if no then return no end
 local flow = redis.call('HMGET', KEYS.flow, 'uid', 'owner', 'epoch', 'last_commit', 'status', 'generation', 'deleting',
@@ -19,14 +20,14 @@ if flow[4] == ARGV.commit then return {-tonumber(flow[8])} end
 if flow[2] ~= ARGV.owner or flow[3] ~= ARGV.epoch then
   return refuse('FENCED', 'owner ' .. (flow[2] or '') .. ' epoch ' .. (flow[3] or ''))
 end
--- Wishes of others raise the flow's revision; what fences is the owner's last change.
+-- Compares the owner's last change as the fence: inputs of others raise the flow's revision too.
 if flow[4] ~= ARGV.last_commit then return refuse('FENCED', 'last commit ' .. (flow[4] or '')) end
 if flow[5] ~= 'started' then return refuse('FENCED', 'the flow is ' .. flow[5]) end
--- What is cancelled can end and be removed, however full Redis is. What goes on waits for room.
+-- Uses the reserve for a flow that is cancelled: it can end and be removed, however full Redis is. Other flows wait for room.
 local fields = {unpack(flow, 12, 16)}
 if (fields[5] or '') ~= '' then use_reserve() end
 
--- What became of the jobs of the message that the flow was made of, as JSON. A result that makes it too long is left out.
+-- Builds the results of the jobs of the flow's message, as JSON. A result that makes it too long is left out.
 local function outcome(message)
   local flow = redis.call('HMGET', KEYS.flow, 'caller_id', 'first_job_id', 'node_count')
   local jobs, bytes, first = {}, 0, tonumber(flow[2])
@@ -45,16 +46,16 @@ local function outcome(message)
     .. table.concat(jobs, ',') .. '}}', flow[1]
 end
 
--- The message that the flow was made of has the flow's end, and its sender is told.
+-- Writes the flow's end into the message that the flow was made of, and tells the sender.
 local function tell(revision, message)
   local key = ARGV.prefix .. message
   local ended = 'flow ' .. ARGV.flow .. ' has ended: ' .. told(ARGV.status)
-  -- Its program may have written another one under this key since.
+  -- Skips a message that its program has replaced under this key since.
   if is_hash(key) and redis.call('HGET', key, 'flow_id') == ARGV.flow then
     local finished = ARGV.status == 'finished'
     redis.call('HSET', key, 'status', finished and 'processed' or 'error', 'error', finished and '' or ended,
       'updated_at', ARGV.now, 'revision', revision, 'logs', logged(redis.call('HGET', key, 'logs'), ended))
-    -- Whoever waited for the flow to be made may have given it up; it has arrived all the same.
+    -- The router that waited for the flow may have given the message up; it has arrived all the same.
     redis.call('ZREM', ARGV.prefix .. 'dead_letters', key)
     emit_message(revision, key, finished and 'processed' or 'error')
     if redis.call('ZSCORE', ARGV.prefix .. 'letters', key) then done(revision, key) end
@@ -70,7 +71,7 @@ local function tell(revision, message)
   redis.call('ZADD', ARGV.prefix .. 'letters', revision, told)
   redis.call('LPUSH', ARGV.prefix .. 'msg_in', told)
   redis.call('LTRIM', ARGV.prefix .. 'msg_in', 0, 9999)
-  -- A full inbox takes no more; the message is kept all the same, and its key stands in `msg_in`.
+  -- Stores the message even if its inbox is full, and its key stands in `msg_in`.
   local has_room = has_place(caller, #text)
   if has_room then put_in(caller, told, revision, #text) end
   emit_message(revision, told, 'acknowledged')
@@ -97,7 +98,7 @@ if N > 0 then
   redis.call('HSET', KEYS.nodes, unpack(nodes))
 end
 if M > 0 and ARGV.router == '' then kind = 'out' end
--- `at` is one before what comes next.
+-- `at` is the index before the next argument.
 at = write_messages(M, jobs_at + N, at + 1, {context = ARGV.context, flow = ARGV.flow, router = ARGV.router, hold_end = ARGV.hold_end,
   revision = revision, carriers = KEYS.carriers, out = KEYS.out, held = KEYS.held}) - 1
 for e = 1, E do emit(revision, ARGV[at + e]) end
@@ -111,8 +112,8 @@ for b = 1, B do
 end
 for c = 1, C do
   local key = KEYS[jobs_at + N + M + 2 * B + A + c]
-  -- One that is gone is not made anew; nor does it matter what a program has left in its place, or in `open`: what is no hash
-  -- has no status.
+  -- Does not create a message again that is gone, and ignores what a program has left in its place, or in `open`: anything that is
+  -- not a hash has no status.
   local message = redis.pcall('HMGET', key, 'status', 'logs')
   local status = message[1]
   local jobs = ARGV[at + B + c]
@@ -121,11 +122,11 @@ for c = 1, C do
   if type(open) == 'number' and open <= 0 and status == 'acknowledged' then
     redis.call('HSET', key, 'status', 'processed', 'updated_at', ARGV.now, 'revision', revision)
   elseif type(open) == 'number' and open <= 0 and status == 'dispatched' and redis.call('ZSCORE', KEYS.held, key) then
-    -- The last of its jobs has ended before its router told that it has arrived: there is nothing more to say of it then.
+    -- Settles the message: the last of its jobs has ended before its router reported its arrival, so nothing more will come.
     redis.call('HSET', key, 'status', 'processed', 'transport_status', 'read', 'updated_at', ARGV.now, 'revision', revision,
       'logs', logged(message[2], 'acknowledged'), 'nodes', '[]')
   elseif type(open) == 'number' and open > 0 and status == 'dispatched' then
-    -- Whoever is given it after this sends the others alone.
+    -- The router that gets the message after this sends only the other jobs.
     redis.call('HSET', key, 'ended', (redis.call('HGET', key, 'ended') or '') .. ' ' .. jobs)
   end
 end
@@ -135,14 +136,14 @@ if ARGV.status ~= '' then
   redis.call('HSET', KEYS.flow, 'status', ARGV.status, 'result', ARGV.result, 'result_truncated', ARGV.is_incomplete,
     'counted', ends and '' or flow[11] or '', unpack(changed))
   list_flow(ARGV.flow, ARGV.status, flow[5])
-  -- Watchers of its end read the flow only where its result is long.
+  -- Watchers of its end read the flow only if its result is long.
   local is_told = ends and ARGV.is_incomplete ~= 'true' and #ARGV.result <= 1024
   emit_flow(revision, ARGV.flow, ARGV.status, flow[6], fields, is_told and ARGV.result)
 else
   redis.call('HSET', KEYS.flow, unpack(changed))
   if E == 0 then emit_flow(revision, ARGV.flow, 'started', flow[6], fields) end
 end
--- What began with an earlier version may have been counted never.
+-- Uncounts the flow only if it was counted: one from an earlier version may never have been.
 if ends and flow[11] == '1' then count_open(-1, -tonumber(flow[10])) end
 local me = ARGV.flow .. '-' .. ARGV.flow_uid
 local taken = tonumber(ARGV.inputs_taken)
@@ -153,7 +154,7 @@ if has_company then
 elseif not ends and taken > 0 then
   redis.call('LTRIM', KEYS.inputs, taken, -1)
 end
--- What came meanwhile keeps it from resting: an input, or the end of a flow that it waits for.
+-- New arrivals keep the flow from resting: an input, or the end of a flow that it waits for.
 local rests = ARGV.rests == '1' and redis.call('LLEN', KEYS.inputs) == 0
 for a = 1, A do
   rests = rests and redis.call('SISMEMBER', KEYS[jobs_at + N + M + 2 * B + a], me) == 1

@@ -1,7 +1,7 @@
--- Some supervisors less have yet to forget a context that is going.
+-- Removes supervisors from those that still have to forget a context that is being removed.
 -- KEYS = drops
 --
--- Behind the arguments come the ids of their runner records, at least one and some hundred at most.
+-- After the arguments follow the ids of their runner records, at least one and some hundred at most.
 local no = closed(true)
 if no then return no end
 use_reserve()

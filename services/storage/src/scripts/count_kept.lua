@@ -1,8 +1,8 @@
--- Counts what was made by a version that did not count: flows that have not ended, and blobs. What was counted is marked, so that
--- nothing counts twice, whoever counts at the same time.
+-- Counts what a version that did not count has made: flows that have not ended, and blobs. Counted items are marked, so that
+-- none counts twice, even if two storages count at the same time.
 -- ARGV = kind
 --
--- `kind` is `flows` or `blobs`; or `done`, when there are no more. Behind the arguments come the ids of the flows, or the hashes
+-- `kind` is `flows` or `blobs`; or `done`, when there are no more. After the arguments follow the ids of the flows, or the hashes
 -- of the blobs.
 local no = closed()
 if no then return no end

@@ -1,10 +1,10 @@
 -- Writes a context whose id was reserved for it.
 -- ARGV = context
 --
--- Behind the arguments come fields.
--- Gives its revision; 0 when it was written before.
+-- After the arguments follow fields.
+-- Returns its revision; 0 when it was written before.
 local there = redis.call('HMGET', KEYS.context, 'uid', 'emptied', 'state')
--- Of one that was removed nothing but its record may be left.
+-- Removes the record of an earlier context of this id, of which nothing else is left.
 if there[1] and there[2] and there[1] ~= ARGV.uid then
   redis.call('DEL', KEYS.context)
 elseif there[1] then
@@ -14,7 +14,7 @@ elseif there[1] then
 end
 local revision = raise()
 redis.call('HSET', KEYS.context, 'revision', revision, unpack(ARGV, ARGV_NAMED + 1))
--- There is nothing in it yet that was not counted.
+-- Marks the context as counted: it has nothing yet that was not.
 redis.call('HSET', KEYS.ids, 'counted', 1)
 emit(revision, '{"kind":"context"}')
 hint('context')

@@ -1,20 +1,21 @@
--- Creates a flow, reserves its job ids, and remembers the request. When its nodes come along the flow is started as well, and may
+-- Creates a flow, reserves its job ids, and remembers the request. If its nodes are included, the flow is started as well, and may
 -- have made its first step.
 -- KEYS = flow flows nodes flows_active blob_idle carriers out held due
 -- ARGV = context_revision flow caller node_count request_hash request_secs flow_uid is_our_id message taken_revision
 -- ARGV = flows_open_max jobs_open_max flows_max first_job context due router hold_end blobs nodes messages events refs
 --
--- Permission was decided on `context_revision` of the context. `is_our_id` says whether we chose the flow's id, `message` of which one it
--- is made, '' for none, and `taken_revision` at which revision that was taken up, '' for any. `first_job` is the first job id that its
--- nodes were given. `carriers` are the flow's messages; `due` is in Unix seconds, '' for never, `router` '' for none. `blobs`, `nodes`,
--- `messages`, `events` and `refs` are how many. Behind the keys come for each blob its key and its blob_refs, the jobs of the nodes, the
--- messages, and with a request id the request. Behind the arguments come for each reference the number of a blob and of the job that refers to
--- it; for each node its job id, itself, F, and F times field and value; the messages as `write_messages` has them; the events of the step; fields of the flow.
--- Gives 1, revision, first job id, what was emitted; or 0, flow id, flow uid, first job id of the flow that the request, or the message, was
--- given before.
+-- Permission was decided on `context_revision` of the context. `is_our_id` tells if we chose the flow's id; `message` is the one
+-- that it is made of, '' for none, and `taken_revision` the revision at which that was taken up, '' for any. `first_job` is the
+-- first job id that its nodes were given. `carriers` are the flow's messages; `due` is in Unix seconds, '' for never, `router` ''
+-- for none. `blobs`, `nodes`, `messages`, `events` and `refs` are their numbers. After the keys follow for each blob its key and
+-- its blob_refs, the jobs of the nodes, the messages, and with a request id the request. After the arguments follow for each
+-- reference the number of a blob and of the job that refers to it; for each node its job id, itself, F, and F times field and
+-- value; the messages as `write_messages` has them; the events of the step; fields of the flow.
+-- Returns 1, revision, first job id, what was emitted; or 0, flow id, flow uid, first job id of the flow that the request, or the
+-- message, was given before.
 local no, context_revision = closed()
 if no then return no end
--- Also of what was made before: nobody is told of that who may no longer ask for it.
+-- Refuses repeated requests too: an actor that has lost its permission gets no answer to them.
 if context_revision ~= ARGV.context_revision then
   return refuse('CONTEXT_CHANGED', 'the context changed meanwhile')
 end
@@ -26,12 +27,12 @@ local before, other = asked_before(request, ARGV.request_hash)
 if other then return other end
 if before then return {0, unpack(redis.call('HMGET', request, 'flow_id', 'flow_uid', 'first_job_id'))} end
 local message = ARGV.message ~= '' and own(ARGV.message)
--- Its program may have written another one under this key since.
+-- Skips a message that its program has replaced under this key since.
 if message and not (is_hash(message) and kept_in(message, own('letters'))
   and (ARGV.taken_revision == '' or redis.call('HGET', message, 'taken_revision') == ARGV.taken_revision)) then
   message = false
 end
--- One that is sent again has its flow, however long ago that was made.
+-- Returns the existing flow of a message that is sent again, however old that flow is.
 local flow = message and string.match(redis.call('HGET', message, 'flow_id') or '', '^%d+$')
 if flow then
   local made = redis.call('HMGET', own('flow:' .. flow), 'uid', 'first_job_id', 'message', 'deleting')
@@ -42,7 +43,7 @@ if redis.call('EXISTS', KEYS.flow) == 1 then
 end
 local counters = redis.call('HMGET', KEYS.ids, 'flow', 'job:' .. ARGV.caller, 'flows_open', 'jobs_open', 'revision')
 local last, count = tonumber(counters[2] or '0'), tonumber(ARGV.node_count)
--- Ids that others were given meanwhile. Some may be left out: of flows that were refused.
+-- Refuses ids that other flows were given meanwhile. Ids of refused flows stay unused.
 local first = nodes > 0 and tonumber(ARGV.first_job) or last + 1
 if first <= last then return refuse('JOB_IDS_GIVEN', string.format('%.0f', last)) end
 if first + count - 1 > ID_MAX then return refuse('IDS_EXHAUSTED', 'the caller has no job ids left') end
@@ -54,12 +55,12 @@ if full then return full end
 local missing = without_blob(blobs, KEYS_NAMED)
 if missing then return missing end
 
--- Each change of a flow has a revision of its own, also where two are made at once.
+-- Gives each change of a flow a revision of its own, even if two are made at once.
 local created = tonumber(counters[5] or '0') + 1
 local revision = nodes > 0 and created + 1 or created
 latest = revision
 audit(created)
--- An id that the caller chose moves nothing: a large one would leave no others.
+-- Leaves the counter alone for an id that the caller chose: a large one would leave no others.
 local greatest = counters[1] or '0'
 if ARGV.is_our_id == '1' and tonumber(ARGV.flow) > tonumber(greatest) then greatest = ARGV.flow end
 redis.call('HSET', KEYS.ids, 'revision', string.format('%.0f', revision), 'flow', greatest,
@@ -74,7 +75,7 @@ local fields_at = events_at + events
 redis.call('HSET', KEYS.flow, 'revision', revision, 'first_job_id', first, 'counted', 1,
   'last_commit_revision', nodes > 0 and revision or 0, unpack(ARGV, fields_at))
 if message then redis.call('HSET', message, 'flow_id', ARGV.flow) end
--- From the first flow on each stands in the list of its status.
+-- Marks the flows as listed by status, which holds from the first flow on.
 if flows == 0 then redis.call('HSET', KEYS.ids, 'flows_listed', 1) end
 redis.call('ZADD', KEYS.flows, created, ARGV.flow)
 redis.call('ZADD', own('flows:' .. (nodes > 0 and 'started' or 'created')), created, ARGV.flow)

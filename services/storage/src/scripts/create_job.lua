@@ -1,10 +1,11 @@
--- Keeps a job that belongs to no flow, and remembers the request.
+-- Stores a job that belongs to no flow, and remembers the request.
 -- KEYS = jobs blob_idle
 -- ARGV = context_revision caller request_hash request_secs blobs jobs_max
 --
--- Permission was decided on `context_revision` of the context. `blobs` is how many, `jobs_max` how many jobs there may be. Behind
--- the keys come for each blob its key and its blob_refs, and with a request id the request; behind the arguments come fields.
--- Gives the job's number and the revision; or the number that the same request was given, and 0.
+-- Permission was decided on `context_revision` of the context. `blobs` is the number of blobs, `jobs_max` the maximum number of
+-- jobs. After the keys follow for each blob its key and its blob_refs, and with a request id the request; after the arguments
+-- follow fields.
+-- Returns the job's number and the revision; or the number that the same request was given, and 0.
 local no, context_revision = closed()
 if no then return no end
 local blobs = tonumber(ARGV.blobs)

@@ -1,18 +1,18 @@
--- Removes an actor. Its number is never given again: what is left says that it was. Its keys stay its own, so that nobody else is
+-- Removes an actor. Its number is never used again: a tombstone keeps it. Its keys stay its own, so that no other actor is
 -- ever taken for it.
 -- KEYS = actor actors actor_keys
 -- ARGV = actor expected_revision request_hash request_secs
 --
--- `expected_revision` is the one that the removal builds on. With a request id the request comes behind the keys. Behind the
--- arguments come keys that another actor has as well, as it could be once, each with the id of that one.
--- Gives the revision of the change; 0 when the same request had made it before.
+-- `expected_revision` is the one that the removal builds on. With a request id, the request follows the keys. After the
+-- arguments follow keys that another actor has as well, as it could be once, each with the id of that one.
+-- Returns the revision of the change; 0 when the same request had made it before.
 use_reserve()
 local request = KEYS[KEYS_NAMED + 1]
 local before, no = asked_before(request, ARGV.request_hash)
 if no then return no end
 if before then return 0 end
 local actor = redis.call('HMGET', KEYS.actor, 'revision', 'deleted_at')
--- One that a program wrote has none.
+-- Treats a record that a program wrote without a revision as revision 0.
 if redis.call('EXISTS', KEYS.actor) == 1 then actor[1] = actor[1] or '0' end
 if not actor[1] or (actor[2] or '') ~= '' then return refuse('ACTOR_GONE', 'actor ' .. ARGV.actor) end
 if actor[1] ~= ARGV.expected_revision then

@@ -2,9 +2,9 @@
 -- KEYS = job jobs blob_idle
 -- ARGV = context_revision job request_hash request_secs blobs
 --
--- Permission was decided on `context_revision` of the context. `job` is `<caller>:<id>`, `blobs` how many. Behind the keys come
--- the blob_refs, and with a request id the request.
--- Gives the revision of the change; 0 when the same request had made it before.
+-- Permission was decided on `context_revision` of the context. `job` is `<caller>:<id>`, `blobs` the number of blobs. After the keys
+-- follow the blob_refs, and with a request id the request.
+-- Returns the revision of the change; 0 when the same request had made it before.
 local no, context_revision = closed()
 if no then return no end
 use_reserve()

@@ -1,4 +1,4 @@
--- Notes that nothing is left of a context that is going but its own record.
+-- Marks a context that is being removed as empty except for its own record.
 local no = closed(true)
 if no then return no end
 use_reserve()

@@ -1,8 +1,8 @@
--- Removes the flow itself, when nothing is left that belongs to it.
+-- Removes the flow itself, when nothing else is left that belongs to it.
 -- KEYS = flow nodes carriers signals flows inputs waiters flows_active
 -- ARGV = flow flow_uid
 --
--- `carriers` are the flow's messages, `waiters` those who wait for it.
+-- `carriers` are the flow's messages, `waiters` the flows that wait for it.
 local no = closed()
 if no then return no end
 use_reserve()
@@ -14,10 +14,10 @@ local revision = raise()
 redis.call('UNLINK', KEYS.signals, KEYS.inputs)
 redis.call('ZREM', KEYS.flows, ARGV.flow)
 for _, status in ipairs(STATUSES) do list_flow(ARGV.flow, nil, status) end
--- It says whose flow it was.
+-- Announces the removal first, because the event reads the flow's caller from the record.
 emit_flow(revision, ARGV.flow, nil, flow[3])
 redis.call('DEL', KEYS.flow)
--- The message that it was made of, and that waits for its end, would wait for ever.
+-- Ends the message that the flow was made of: it waits for the flow's end, and would wait forever.
 local message = flow[4] and flow[4] ~= '' and own(flow[4])
 if message and is_hash(message) and kept_in(message, own('letters')) then
   local waits = redis.call('HMGET', message, 'flow_id', 'status')

@@ -1,4 +1,4 @@
--- What scripts of flows and jobs have in common, behind the prelude.
+-- Shared functions of scripts for flows and jobs, behind the prelude.
 
 -- Counts flows that have not ended, and their nodes.
 local function count_open(flows, nodes)
@@ -6,14 +6,14 @@ local function count_open(flows, nodes)
   redis.call('HINCRBY', KEYS.ids, 'jobs_open', nodes)
 end
 
--- The status of a flow as people are told it.
+-- Translates the status of a flow to the one that people are told.
 local function told(status)
   return ({started = 'running', finished = 'completed', error = 'failed'})[status] or status
 end
 
 local STATUSES = {'created', 'started', 'finished', 'error', 'cancelled'}
 
--- Lists a flow under its status, at its place among all flows, and no longer under the one that it had; under none when it
+-- Lists a flow under its status, at its place among all flows, and no longer under its former one; under none when it
 -- is gone.
 local function list_flow(flow, status, before)
   if before and before ~= status then redis.call('ZREM', own('flows:' .. before), flow) end
@@ -21,7 +21,7 @@ local function list_flow(flow, status, before)
   if place then redis.call('ZADD', own('flows:' .. status), place, flow) end
 end
 
--- What watchers are told of a flow, from its name and these numbers; programs may have written something else there.
+-- Fields of a flow for watchers: its name and these numbers; programs may have written something else there.
 local ABOUT = {'name', 'caller_id', 'created_at', 'deadline', 'cancel_requested_time'}
 local function about(fields)
   local text = string.match(fields[1] or '', '^[%w_-]+$') and ',"name":"' .. fields[1] .. '"' or ''
@@ -34,8 +34,8 @@ local function about(fields)
   return text
 end
 
--- `status` is nil for a flow that is gone. `fields` are those that are told of the flow, KEYS[4], unless they have to be read;
--- `result` is its result as JSON, where that is told.
+-- Emits an event of a flow. `status` is nil for a flow that is gone. `fields` are the ABOUT fields of KEYS[4], unless they
+-- have to be read; `result` is its result as JSON, if the event has it.
 local function emit_flow(revision, flow, status, generation, fields, result)
   local quoted = status and ('"' .. status .. '"') or 'null'
   fields = fields or redis.call('HMGET', KEYS[4], unpack(ABOUT, 1, status and 5 or 3))
@@ -44,7 +44,7 @@ local function emit_flow(revision, flow, status, generation, fields, result)
 end
 
 -- Writes nodes with their jobs, whose keys are behind `jobs_at`. From `at` on ARGV has for each its job id, the node, F, and F times
--- field and value. Gives what is behind that.
+-- field and value. Returns the index after them.
 local function write_nodes(nodes, count, jobs_at, at)
   local entries = {}
   for n = 1, count do
@@ -57,7 +57,7 @@ local function write_nodes(nodes, count, jobs_at, at)
   return at
 end
 
--- Refuses what refers to a blob that is not there; nothing when all are. Pairs of keys, blob and blob_refs, are behind `blobs_at`.
+-- Refuses a reference to a blob that does not exist; returns nothing if all do. Pairs of keys, blob and blob_refs, follow `blobs_at`.
 local function without_blob(blobs, blobs_at)
   for b = 1, blobs do
     local blob = KEYS[blobs_at - 1 + 2 * b]
@@ -65,7 +65,7 @@ local function without_blob(blobs, blobs_at)
   end
 end
 
--- Notes which jobs refer to blobs, whose pairs of keys, blob and blob_refs, are behind `blobs_at`. From `at` on ARGV has pairs of
+-- Stores which jobs refer to blobs, whose pairs of keys, blob and blob_refs, are behind `blobs_at`. From `at` on ARGV has pairs of
 -- a blob's number and a job's.
 local function refer(blob_idle, blobs, blobs_at, refs, jobs_at, at)
   for r = 0, refs - 1 do
@@ -76,14 +76,14 @@ local function refer(blob_idle, blobs, blobs_at, refs, jobs_at, at)
   end
 end
 
--- Writes messages that carry attempts, and lets the router hold them; without one they wait for whoever fetches them. What has no
--- value, or the same one in all of them, is not written. Their keys are behind `keys_at`. From `at` on ARGV has for each: caller, id,
--- runner, timeout_ack, nodes, time of its making, how many nodes, their job keys. Gives what is behind that.
+-- Writes messages that carry attempts, and lets the router hold them; without a router they wait for one. Fields without a value,
+-- or with the same one in all messages, are not written. Their keys are behind `keys_at`. From `at` on ARGV has for each: caller,
+-- id, runner, timeout_ack, nodes, creation time, number of nodes, their job keys. Returns the index after them.
 local MESSAGE_ARGUMENTS = 8
 local function write_messages(count, keys_at, at, of)
   for m = 1, count do
     local key = KEYS[keys_at + m]
-    -- The number is ours, whatever a program has left under it.
+    -- Replaces whatever a program has left under the number, which is ours.
     redis.call('UNLINK', key)
     redis.call('HSET', key, 'caller_id', ARGV[at], 'id', ARGV[at + 1], 'to', ARGV[at + 2], 'timeout_ack', ARGV[at + 3],
       'nodes', ARGV[at + 4], 'created_at', ARGV[at + 5], 'updated_at', ARGV.now, 'context_id', of.context,
@@ -100,17 +100,17 @@ local function write_messages(count, keys_at, at, of)
   return at
 end
 
--- Of a job that belongs to no flow.
+-- Emits an event of a job that belongs to no flow.
 local function emit_job(revision, caller, id, removed)
   emit(revision, '{"kind":"job","caller_id":' .. caller .. ',"job_id":' .. id .. ',"removed":' .. tostring(removed) .. '}')
 end
 
--- Tells the owner of a flow, named `<id>-<uid>`, that there is something new for it.
+-- Notifies the owner of a flow, named `<id>-<uid>`, that there is something new for it.
 local function touch(flow)
   redis.call('PUBLISH', ARGV.hint, 'flow:' .. flow)
 end
 
--- The flows that waited for one that has ended, or is gone, have something to do.
+-- Wakes the flows that waited for one that has ended, or is gone: they have something to do.
 local function wake(waiters, active)
   local flows = redis.call('SMEMBERS', waiters)
   if #flows == 0 then return end
@@ -125,7 +125,7 @@ local function wake(waiters, active)
   end
 end
 
--- The moment so many seconds after `millis`; none when there is no such limit.
+-- Returns the time `secs` seconds after `millis`; '' without a limit.
 local function deadline(millis, secs)
   if not secs or secs == '' then return '' end
   local at = tonumber(millis) + 1000 * tonumber(secs)

@@ -1,7 +1,7 @@
--- Removes entries of flows that are gone from the sets of those that have something to do.
+-- Removes entries of flows that are gone from the sets of active flows.
 -- KEYS = flow flows_active due
 --
--- Behind the arguments come entries, all of flows of that number.
+-- After the arguments follow entries, all of flows of that number.
 local no = closed()
 if no then return no end
 use_reserve()

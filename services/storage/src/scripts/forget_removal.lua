@@ -1,4 +1,4 @@
--- Takes away the mark of a context of which not even its record is left.
+-- Removes the mark of a context of which not even its record is left.
 -- ARGV = context context_uid
 use_reserve()
 local mark = 'removing:' .. ARGV.context

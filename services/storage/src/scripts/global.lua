@@ -1,10 +1,10 @@
--- What every script that changes what belongs to no context begins with.
+-- Prelude of every script that changes data outside contexts.
 -- KEYS = ids events
 -- ARGV = hint now bits
 --
--- `hint` is the channel of hints, `now` in Unix seconds. `bits` are the random bits of this change, as 16 digits, and behind them,
--- when somebody has asked for it, who does what, as JSON. Behind all other arguments stands what this storage has seen last of the
--- events, as `<id of the entry> <random bits>`, '' for nothing.
+-- `hint` is the channel of hints, `now` in Unix seconds. `bits` are the random bits of this change, as 16 digits, followed by the
+-- audit record as JSON if a principal asked for the change. After all other arguments follows the last event that this storage has
+-- seen, as `<id of the entry> <random bits>`, '' for none.
 
 local SEEN = table.remove(ARGV)
 
@@ -12,18 +12,18 @@ local function refuse(code, message)
   return redis.error_reply(code .. ' ' .. message)
 end
 
--- Lets the rest of this script write where Redis is at `maxmemory` too: for what frees memory, ends something or keeps alive
--- what there is. Redis refuses a script whose first write may take memory; this one takes none, and changes nothing.
+-- Lets the rest of this script write even when Redis is at `maxmemory`: for writes that free memory, end something or keep alive
+-- what exists. Redis refuses a script whose first write may take memory; this one takes none, and changes nothing.
 local function use_reserve()
   redis.call('HDEL', KEYS.ids, '')
 end
 
--- A key of what belongs to no context.
+-- Returns a key of data outside contexts.
 local function own(name)
   return string.match(KEYS.ids, '^(.*)ids$') .. name
 end
 
--- Writes down who does what, where somebody has asked for this change.
+-- Writes the audit record, if a principal asked for this change.
 local function audit(revision)
   if #ARGV.bits == 16 then return end
   local deed, keep = cjson.decode(string.sub(ARGV.bits, 17)), 90 * 24 * 3600
@@ -31,8 +31,8 @@ local function audit(revision)
     'identity', deed.identity, 'action', deed.action, 'object', deed.object, 'revision', revision, 'request_id', deed.request_id)
 end
 
--- Whether the request that `key` is for was carried out before; a refusal when it had another body then. Without a request id
--- there is no key.
+-- Returns true if the request that `key` is for was carried out before; a refusal if it had another body then. Without a request
+-- id there is no key.
 local function asked_before(key, hash)
   local known = key and redis.call('HGET', key, 'hash')
   if not known then return false end
@@ -40,7 +40,7 @@ local function asked_before(key, hash)
   return true
 end
 
--- Remembers a request with what it was answered.
+-- Remembers a request with its answer.
 local function remember(key, hash, secs, ...)
   if not key then return end
   redis.call('HSET', key, 'hash', hash, ...)
@@ -51,12 +51,12 @@ local function change(event)
   local revision = redis.call('HINCRBY', KEYS.ids, 'revision', 1)
   audit(revision)
   redis.call('XADD', KEYS.events, 'MAXLEN', '~', 1000000, revision .. '-1', 'e', event, 'b', string.sub(ARGV.bits, 1, 16))
-  -- Who keeps what it was told of actors and contexts hears which of them changed.
+  -- Notifies caches of actors and contexts which of them changed.
   redis.call('PUBLISH', ARGV.hint, event)
   return revision
 end
 
--- Whether what this storage has seen is gone, and not because the events were trimmed: then Redis has lost changes.
+-- Returns true if the last event that this storage has seen is gone, other than by trimming: then Redis has lost changes.
 local function has_gone_back()
   local id, bits = string.match(SEEN, '^(%d+%-%d+) (%x+)$')
   if not id then return false end

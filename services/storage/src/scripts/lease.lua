@@ -1,4 +1,4 @@
--- Takes, holds or ends the lease of a scheduler replica.
+-- Acquires, renews or ends the lease of a scheduler replica.
 -- KEYS = replicas
 -- ARGV = name owner address lease_millis deed
 --
@@ -22,7 +22,7 @@ if ARGV.deed == 'end' then
   end
   return 1
 end
--- Who joins again has lost nothing only if its lease never ended meanwhile.
+-- Requires an unbroken lease: only then has a replica that joins again lost nothing.
 if (ARGV.deed == 'beat' or ARGV.deed == 'again') and not is_mine then
   return refuse('LEASE_LOST', 'the lease of ' .. ARGV.name)
 end
@@ -31,7 +31,7 @@ local till = now + tonumber(ARGV.lease_millis)
 local fresh = string.format('%s %.0f.%03.0f %s', ARGV.owner, math.floor(till / 1000), till % 1000, ARGV.address)
 redis.call('HSET', KEYS.replicas, ARGV.name, fresh)
 if ARGV.deed == 'hello' or ARGV.deed == 'again' then
-  -- Whoever went without a word leaves an entry behind.
+  -- Removes the entries of replicas that went away without ending their lease.
   local all = redis.call('HGETALL', KEYS.replicas)
   for e = 1, #all, 2 do
     local _, over = expiry(all[e + 1])

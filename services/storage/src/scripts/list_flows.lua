@@ -1,8 +1,8 @@
--- Lists flows under their statuses: those that a version left out which kept no such lists.
+-- Lists flows under their statuses that an older version, without such lists, left out.
 -- ARGV = kind
 --
--- `kind` is `flows`; or `done`, when there are no more. Behind the arguments come the ids of the flows.
--- Gives how many changes that took.
+-- `kind` is `flows`; or `done`, when there are no more. After the arguments follow the ids of the flows.
+-- Returns how many changes that took.
 local no = closed()
 if no then return no end
 if ARGV.kind == 'done' then

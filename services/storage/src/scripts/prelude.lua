@@ -1,11 +1,11 @@
--- What every script that changes a context begins with.
+-- Prelude of every script that changes a context.
 -- KEYS = context ids events
 -- ARGV = hint uid now bits
 --
 -- `hint` is the channel of hints; `uid` that of the context, '' for any; `now` in Unix seconds. `bits` are the random bits of this
--- change, as 16 digits, and behind them, when somebody has asked for it, who does what, as JSON. Behind all other arguments stands
--- whether the answer is to have the events of this change, and what this storage has seen last of the events, as `<id of the entry>
--- <random bits>`, '' for nothing.
+-- change, as 16 digits, followed by the audit record as JSON if a principal asked for the change. After all other arguments follow
+-- 1 if the answer is to have the events of this change, and the last event that this storage has seen, as `<id of the entry>
+-- <random bits>`, '' for none.
 
 local BITS, SEEN = string.sub(ARGV.bits, 1, 16), table.remove(ARGV)
 local IS_TOLD = table.remove(ARGV) == '1'
@@ -14,7 +14,7 @@ local function refuse(code, message)
   return redis.error_reply(code .. ' ' .. message)
 end
 
--- The last entry of the events before this change, once it was read.
+-- Last entry of the events before this change, once it was read.
 local last_before
 
 local function read_last()
@@ -22,19 +22,19 @@ local function read_last()
   return last_before
 end
 
--- Whether what this storage has seen is gone, and not because the events were trimmed: then Redis has lost changes.
+-- Returns true if the last event that this storage has seen is gone, other than by trimming: then Redis has lost changes.
 local function has_gone_back()
   local id, revision, bits = string.match(SEEN, '^((%d+)%-%d+) (%x+)$')
   if not id then return false end
-  -- Mostly it has seen the last change.
+  -- Tries the last entry first: mostly this storage has seen the last change.
   local entry = read_last()
   if not entry or string.match(entry[1], '^%d+') ~= revision then entry = redis.call('XRANGE', KEYS.events, id, id)[1] end
   if entry then return entry[2][4] ~= bits end
   return redis.call('XLEN', KEYS.events) == 0 or #redis.call('XRANGE', KEYS.events, '-', id, 'COUNT', 1) > 0
 end
 
--- Why the context takes no changes; nothing when it does, and its revision. What is `removing` something may go on in a context that
--- goes.
+-- Returns a refusal if the context takes no changes; otherwise nothing, and its revision. With `removing`, the script may run in a
+-- context that is being removed.
 local function closed(removing)
   local context = redis.call('HMGET', KEYS.context, 'uid', 'state', 'revision')
   if not context[1] then return refuse('CONTEXT_GONE', 'the context does not exist') end
@@ -47,18 +47,18 @@ local function closed(removing)
   return nil, context[3]
 end
 
--- Lets the rest of this script write where Redis is at `maxmemory` too: for what frees memory, ends something or keeps alive
--- what there is. Redis refuses a script whose first write may take memory; this one takes none, and changes nothing.
+-- Lets the rest of this script write even when Redis is at `maxmemory`: for writes that free memory, end something or keep alive
+-- what exists. Redis refuses a script whose first write may take memory; this one takes none, and changes nothing.
 local function use_reserve()
   redis.call('HDEL', KEYS.context, '')
 end
 
--- A key of this context.
+-- Returns a key of this context.
 local function own(name)
   return string.match(KEYS.context, '^(.*)context:') .. name
 end
 
--- Writes down who does what, where somebody has asked for this change. `revision` is 0 for one that has none.
+-- Writes the audit record, if a principal asked for this change. `revision` is 0 for a change without one.
 local function audit(revision)
   if #ARGV.bits == 16 then return end
   local deed, keep = cjson.decode(string.sub(ARGV.bits, 17)), 90 * 24 * 3600
@@ -66,13 +66,13 @@ local function audit(revision)
     'identity', deed.identity, 'action', deed.action, 'object', deed.object, 'revision', revision, 'request_id', deed.request_id)
 end
 
--- Refuses what would be more than there may be; nothing when it is not.
+-- Refuses a count beyond its limit; returns nothing when it is within.
 local function beyond(limit, most, asked)
   if asked <= tonumber(most) then return nil end
   return refuse('LIMIT_EXCEEDED', limit .. ' ' .. most .. ' ' .. string.format('%.0f', asked))
 end
 
--- The number of this change, '' before it has one.
+-- Number of this change, '' before it has one.
 local latest = ''
 
 -- Gives this change its number. Called once, after every check.
@@ -82,8 +82,8 @@ local function raise()
   return latest
 end
 
--- Whether the request that `key` is for was carried out before; a refusal when it had another body then. Without a request id
--- there is no key.
+-- Returns true if the request that `key` is for was carried out before; a refusal if it had another body then. Without a request
+-- id there is no key.
 local function asked_before(key, hash)
   local known = key and redis.call('HGET', key, 'hash')
   if not known then return false end
@@ -91,7 +91,7 @@ local function asked_before(key, hash)
   return true
 end
 
--- Remembers a request with what it was answered.
+-- Remembers a request with its answer.
 local function remember(key, hash, secs, ...)
   if not key then return end
   redis.call('HSET', key, 'hash', hash, ...)
@@ -99,7 +99,7 @@ local function remember(key, hash, secs, ...)
 end
 
 local emitted = 0
--- Where the answer is to have them, the ids and events that were written, behind the id and the random bits of the last entry before.
+-- Ids and events that were written, after the id and the random bits of the last entry before, if the answer is to have them.
 local written = {}
 local function emit(revision, event)
   if IS_TOLD and #written == 0 then
@@ -115,7 +115,7 @@ local function emit(revision, event)
   end
 end
 
--- Tells whoever listens that there is something to read: up to this change, or which kind when it matters.
+-- Notifies listeners that there is something to read: up to this change, or of which kind when that matters.
 local function hint(kind)
   redis.call('PUBLISH', ARGV.hint, kind == '' and latest or kind)
 end
@@ -125,5 +125,5 @@ local function is_hash(key)
   return redis.call('TYPE', key).ok == 'hash'
 end
 
--- The greatest id that 32 bits hold.
+-- Greatest id that 32 bits hold.
 local ID_MAX = 4294967295

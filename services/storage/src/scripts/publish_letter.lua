@@ -1,10 +1,10 @@
--- Keeps chat or mail that is sent from here, gives it into a router's care, and remembers the request.
+-- Stores chat or mail that is sent from here, assigns it to a router, and remembers the request.
 -- KEYS = letters out held
 -- ARGV = context_revision caller router hold_end prefix request_hash request_secs
 --
 -- Permission was decided on `context_revision` of the context. `router` is '' for none; `prefix` is what the keys of this context
--- begin with. With a request id the request comes behind the keys; behind the arguments come fields.
--- Gives its number and the revision; or the number that the same request was given, and 0.
+-- begin with. With a request id, the request follows the keys; after the arguments follow fields.
+-- Returns its number and the revision; or the number that the same request was given, and 0.
 local no, context_revision = closed()
 if no then return no end
 local request = KEYS[KEYS_NAMED + 1]

@@ -1,12 +1,12 @@
--- Keeps something for a flow's owner to take up, and remembers the request.
+-- Stores an input for a flow's owner, and remembers the request.
 -- KEYS = flow inputs signals flows_active nodes
 -- ARGV = context_revision flow flow_uid input request_hash request_secs inputs_max signals_max kind
 --
 -- Permission was decided on `context_revision` of the context. At most `inputs_max` inputs may wait, and a flow has at most
--- `signals_max` signals. `kind` is `signal`, `cancel`, `cancel_node` or `other`. With a request id the request comes behind the
--- keys. Behind the arguments come with `signal` its name and what is kept with it, with `cancel` the seconds of grace and the
+-- `signals_max` signals. `kind` is `signal`, `cancel`, `cancel_node` or `other`. With a request id, the request follows the
+-- keys. After the arguments follow with `signal` its name and its payload, with `cancel` the seconds of grace and the
 -- event, with `cancel_node` the node's job.
--- Gives the flow's revision, or 0 when that was not raised; and whether nothing changed.
+-- Returns the flow's revision, or 0 when that was not raised; and 1 if nothing changed.
 local no, context_revision = closed()
 if no then return no end
 local request = KEYS[KEYS_NAMED + 1]
@@ -34,7 +34,7 @@ elseif kind == 'cancel_node' then
   node = node and cjson.decode(node)
   local ended = node and (node.state == 'completed' or node.state == 'failed' or node.state == 'cancelled'
     or node.state == 'skipped')
-  -- One that ended in an earlier generation may be about to run again: the flow's owner knows.
+  -- Stores the input for a node that ended in an earlier generation: it may be about to run again, and the flow's owner knows.
   news = not ended or (started and string.format('%.0f', node.generation) ~= flow[6])
 end
 if news and not started and kind ~= 'signal' and kind ~= 'cancel' then

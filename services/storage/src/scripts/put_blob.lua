@@ -2,9 +2,9 @@
 -- KEYS = blob blob_refs blob_idle
 -- ARGV = hash size idle_since blob_bytes_max limit
 --
--- The blob counts as idle since `idle_since`. There may be `blob_bytes_max` bytes of blobs, as the limit called `limit` says.
--- Behind the keys come the chunks.
--- Gives how many there are.
+-- The blob counts as idle since `idle_since`. At most `blob_bytes_max` bytes of blobs may be stored, by the limit called `limit`.
+-- After the keys follow the chunks.
+-- Returns how many bytes of blobs there are.
 local no = closed()
 if no then return no end
 if redis.call('EXISTS', KEYS.blob) == 0 then
@@ -14,7 +14,7 @@ if redis.call('EXISTS', KEYS.blob) == 0 then
   local bytes = tonumber(redis.call('HGET', KEYS.ids, 'blob_bytes') or '0') + tonumber(ARGV.size)
   local full = beyond(ARGV.limit, ARGV.blob_bytes_max, bytes)
   if full then
-    -- Until they expire they would be kept without being counted.
+    -- Removes the chunks: until they expire they would be stored without being counted.
     if #KEYS > KEYS_NAMED then redis.call('UNLINK', unpack(KEYS, KEYS_NAMED + 1)) end
     return full
   end
@@ -23,7 +23,7 @@ if redis.call('EXISTS', KEYS.blob) == 0 then
   redis.call('HINCRBY', KEYS.ids, 'blob_bytes', ARGV.size)
   audit(0)
 end
--- Somebody means to refer to it: the time until it may be removed begins anew, unless it has more left.
+-- Restarts the time until an unreferenced blob may be removed, unless it has more left: a reference to it is about to follow.
 if redis.call('EXISTS', KEYS.blob_refs) == 0 then
   local since = redis.call('ZSCORE', KEYS.blob_idle, ARGV.hash)
   if not since or tonumber(since) < tonumber(ARGV.idle_since) then

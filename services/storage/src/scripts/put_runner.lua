@@ -1,11 +1,11 @@
--- Keeps a new runner record.
+-- Stores a new runner record.
 -- KEYS = runner runners
 -- ARGV = context_revision runner request_hash request_secs is_our_id runners_max runners_deleted_max
 --
--- Permission was decided on `context_revision` of the context. `is_our_id` says whether we chose the id. There may be
--- `runners_max` records, and `runners_deleted_max` deleted ones. With a request id the request comes behind the keys; behind the
--- arguments come fields.
--- Gives 1 and the revision; or 0 and the id of the runner of then.
+-- Permission was decided on `context_revision` of the context. `is_our_id` tells if we chose the id. There may be
+-- `runners_max` records, and `runners_deleted_max` deleted ones. With a request id, the request follows the keys; after the
+-- arguments follow fields.
+-- Returns 1 and the revision; or 0 and the id of the runner of the first call.
 local no, context_revision = closed()
 if no then return no end
 local request = KEYS[KEYS_NAMED + 1]
@@ -22,7 +22,7 @@ local full = beyond('context_runners_max', ARGV.runners_max, redis.call('SCARD',
 if full then return full end
 
 local revision = raise()
--- An id that the caller chose moves nothing: a large one would leave no others.
+-- Leaves the counter alone for an id that the caller chose: a large one would leave no others.
 if ARGV.is_our_id == '1' and tonumber(ARGV.runner) > last then redis.call('HSET', KEYS.ids, 'runner', ARGV.runner) end
 redis.call('HSET', KEYS.runner, 'revision', revision, unpack(ARGV, ARGV_NAMED + 1))
 redis.call('SADD', KEYS.runners, ARGV.runner)

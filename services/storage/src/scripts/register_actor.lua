@@ -1,16 +1,16 @@
--- Keeps a new actor.
+-- Stores a new actor.
 -- KEYS = actor actors actor_keys
 -- ARGV = actor request_hash request_secs public_key
 --
--- With a request id the request comes behind the keys; behind the arguments come fields.
--- Gives 1 and the revision; or 0 and the id of the actor of then.
+-- With a request id, the request follows the keys; after the arguments follow fields.
+-- Returns 1 and the revision; or 0 and the id of the actor of the first call.
 local request = KEYS[KEYS_NAMED + 1]
 local before, no = asked_before(request, ARGV.request_hash)
 if no then return no end
 if before then return {0, redis.call('HGET', request, 'actor_id')} end
 local last = tonumber(redis.call('HGET', KEYS.ids, 'actor') or '0')
 if redis.call('EXISTS', KEYS.actor) == 1 then return refuse('ACTOR_EXISTS', tostring(last)) end
--- A key is somebody's for good: what one has signed is never taken for what another said.
+-- Refuses a key that any actor has or had: signatures of one actor must never count as another's.
 if redis.call('HEXISTS', KEYS.actor_keys, ARGV.public_key) == 1 then
   return refuse('KEY_TAKEN', 'an actor has, or had, this key: make a new one')
 end

@@ -1,10 +1,10 @@
--- Removes a message that is not on its way any more.
+-- Removes a message that is no longer in transit.
 -- KEYS = message letters dead_letters msg_in inbox letters_done
 -- ARGV = context_revision message actor request_hash request_secs
 --
--- Permission was decided on `context_revision` of the context. The message may be in `inbox`, that of `actor`. With a request id
--- the request comes behind the keys.
--- Gives the revision of the change; 0 when the same request had made it before.
+-- Permission was decided on `context_revision` of the context. The message may be in `inbox`, that of `actor`. With a request id,
+-- the request follows the keys.
+-- Returns the revision of the change; 0 when the same request had made it before.
 local no, context_revision = closed()
 if no then return no end
 use_reserve()
@@ -20,7 +20,7 @@ if not redis.call('ZSCORE', KEYS.letters, KEYS.message) then
   return refuse('CARRIES_NODES', ARGV.message .. ' carries nodes of a flow, and goes with it')
 end
 local message = redis.call('HMGET', KEYS.message, 'status', 'message_type', 'flow_id')
--- What became a flow is under way until that has ended, or is gone.
+-- Counts a message that became a flow as in transit until the flow has ended, or is gone.
 local flow = message[2] == 'job' and string.match(message[3] or '', '^%d+$')
 local is_flow = flow and redis.call('EXISTS', own('flow:' .. flow)) == 1
 local ended = message[1] == 'processed' or message[1] == 'error'

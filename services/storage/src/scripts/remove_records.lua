@@ -1,9 +1,9 @@
--- Removes some of what belongs to a flow that is going.
+-- Removes some records of a flow that is being removed.
 -- KEYS = flow nodes carriers held blob_idle dead_letters
 -- ARGV = flow_uid jobs logs messages refs
 --
--- `carriers` are the flow's messages. `jobs`, `logs`, `messages` and `refs` are how many. Behind the keys come the jobs, the
--- logs, the messages and the blob_refs. Behind the arguments come the job ids, and for each reference the number of the blob_refs
+-- `carriers` are the flow's messages. `jobs`, `logs`, `messages` and `refs` are their numbers. After the keys follow the jobs, the
+-- logs, the messages and the blob_refs. After the arguments follow the job ids, and for each reference the number of the blob_refs
 -- and of the job.
 local no = closed()
 if no then return no end

@@ -1,9 +1,9 @@
--- Prolongs what a router holds.
+-- Prolongs the holds of a router.
 -- KEYS = held
 -- ARGV = router hold_end
 --
--- Behind the keys come the messages.
--- Gives the places, from 1 on, of messages that it does not hold any more.
+-- After the keys follow the messages.
+-- Returns the places, from 1 on, of messages that the router does not hold any more.
 local no = closed()
 if no then return no end
 use_reserve()

@@ -1,11 +1,11 @@
--- Gives a message that would not arrive into a router's care again, and remembers the request.
+-- Assigns a dead letter to a router again, and remembers the request.
 -- KEYS = message letters dead_letters out
 -- ARGV = context_revision message made_from expires_at addresses request_hash request_secs public_key refusal
 --
 -- Permission was decided on `context_revision` of the context. A message from before `made_from` is too old. The message has to
 -- arrive until `expires_at`, and is tried at `addresses`, '' for unchanged. `public_key` is the key that it is from, '' for
--- unchanged; `refusal` is why its sender's key does not do, '' when it does. With a request id the request comes behind the keys.
--- Gives the revision; 0 when the same request had done it before.
+-- unchanged; `refusal` tells why its sender's key is refused, '' when it is not. With a request id, the request follows the keys.
+-- Returns the revision; 0 when the same request had done it before.
 local no, context_revision = closed()
 if no then return no end
 local request = KEYS[KEYS_NAMED + 1]

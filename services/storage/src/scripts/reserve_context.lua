@@ -1,13 +1,13 @@
--- Reserves a context's id, so that nobody else writes that context.
+-- Reserves a context's id, so that no other storage writes that context.
 -- KEYS = contexts
 -- ARGV = context context_uid request_hash request_secs reserved_from greatest creator contexts_max
 --
 -- `context` is '' for any that is free. A reservation from before `reserved_from` has lapsed. `greatest` is the greatest id that
 -- a context can have. `creator` is an actor, who may have created `contexts_max` contexts, or '' for the bootstrap identity. With
--- a request id the request comes behind the keys.
--- Gives id and uid: its own and 1, or those of the same request before and 0.
+-- a request id, the request follows the keys.
+-- Returns id and uid: its own and 1, or those of the same request before and 0.
 
--- How many ids one call looks at.
+-- Maximum number of ids that one call looks at.
 local LOOKED_AT_MAX = 10000
 local request = KEYS[KEYS_NAMED + 1]
 local before, no = asked_before(request, ARGV.request_hash)
@@ -21,7 +21,7 @@ if before then
   end
   return {made[1], made[2], 0}
 end
--- Why an id cannot be had. A reservation whose maker died before it wrote the context lapses.
+-- Returns why an id is not free. A reservation lapses if its storage died before it wrote the context.
 local function why_not(id)
   if redis.call('SISMEMBER', KEYS.contexts, id) == 1 then return 'CONTEXT_EXISTS' end
   local reserved = redis.call('HGET', KEYS.ids, 'context:' .. id)
@@ -29,8 +29,8 @@ local function why_not(id)
   return made_at and made_at > tonumber(ARGV.reserved_from) and 'CONTEXT_RESERVED'
 end
 
--- How many contexts there are that an actor created. One that was never written does not count any more, nor one that is
--- somebody else's by now.
+-- Counts the existing contexts that an actor created. A context that was never written does not count any more, nor one that
+-- belongs to another creator by now.
 local function created_by(actor)
   local created = own('contexts_of:' .. actor)
   local count = redis.call('SCARD', created)
@@ -52,11 +52,11 @@ end
 
 local id = ARGV.context
 if id ~= '' then
-  -- It moves nothing: else it would take those below it away from everybody.
+  -- Leaves the counter alone for an id that the caller chose: else the ids below it would be lost to everybody.
   local why = why_not(id)
   if why then return refuse(why, 'context ' .. id) end
 else
-  -- After the last one come those that are free again.
+  -- Continues after the last id, then with ids that are free again.
   local last, greatest = tonumber(redis.call('HGET', KEYS.ids, 'context') or '0'), tonumber(ARGV.greatest)
   local looked_at = 0
   repeat
@@ -66,7 +66,7 @@ else
       return refuse('CONTEXT_EXISTS', 'context ' .. id)
     end
     last, looked_at = last >= greatest and 1 or last + 1, looked_at + 1
-    -- Never in the form of a large number.
+    -- Avoids the exponent form of large numbers.
     id = string.format('%d', last)
   until not why_not(id)
   redis.call('HSET', KEYS.ids, 'context', id)

@@ -1,7 +1,7 @@
 -- Reserves message ids of a caller.
 -- ARGV = caller count
 --
--- Gives the first of them.
+-- Returns the first of them.
 local no = closed()
 if no then return no end
 local last = last_message(ARGV.caller)

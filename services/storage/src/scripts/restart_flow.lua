@@ -3,12 +3,12 @@
 -- ARGV = context_revision flow flow_uid generation rerun environment now_millis last_commit request_hash request_secs prefix
 -- ARGV = expected_revision flows_open_max jobs_open_max
 --
--- Permission was decided on `context_revision` of the context. `generation` is the one that ended, `rerun` what was chosen,
+-- Permission was decided on `context_revision` of the context. `generation` is the one that ended, `rerun` the choice of nodes,
 -- `last_commit` what the first commit builds on; `prefix` is what the keys of this context begin with. `expected_revision` is
 -- that of the flow, '' for any. There may be `flows_open_max` flows that have not ended, and `jobs_open_max` nodes of those.
--- Behind the keys come with a request id the request, and the jobs that have new signatures; behind the arguments come those
+-- After the keys follow with a request id the request, and the jobs that have new signatures; after the arguments follow those
 -- signatures.
--- Gives the new revision; 0 when the same request had started it before.
+-- Returns the new revision; 0 when the same request had started it before.
 local no, context_revision = closed()
 if no then return no end
 local signed = #ARGV - ARGV_NAMED
@@ -54,7 +54,7 @@ for i = 1, signed do
   end
 end
 remember(request, ARGV.request_hash, ARGV.request_secs)
--- The message that it was made of waits for its end again.
+-- Reopens the message that the flow was made of: it waits for the flow's end again.
 local message = flow[7] and flow[7] ~= '' and ARGV.prefix .. flow[7]
 if message and is_hash(message) and redis.call('HGET', message, 'flow_id') == ARGV.flow then
   redis.call('ZREM', own('letters_done'), message)

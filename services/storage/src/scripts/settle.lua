@@ -1,8 +1,8 @@
--- Ends the care for messages.
+-- Ends the holds on messages.
 -- KEYS = held dead_letters letters
 --
--- Behind the keys come the messages. Behind the arguments come for each message why it will not arrive, '' when the receiver
--- acknowledged it, and the flow that was made of it, 0 for none.
+-- After the keys follow the messages. After the arguments follow for each message the reason why it will not arrive, '' when the
+-- receiver acknowledged it, and the flow that was made of it, 0 for none.
 local no = closed()
 if no then return no end
 use_reserve()
@@ -13,13 +13,13 @@ for m = 1, #KEYS - KEYS_NAMED do
     settled = settled + 1
     local is_message = is_hash(key)
     local message = is_message and redis.call('HMGET', key, 'open', 'recipient', 'status', 'logs')
-    -- With the last of its jobs its flow has said all that there is to say of one that has arrived.
+    -- True for a delivered message whose jobs have all ended: the flow has settled it already.
     local is_said = is_message and problem == '' and message[3] == 'processed' and (tonumber(message[1]) or 1) <= 0
     local kept = is_message and not is_said and kept_in(key, KEYS.letters)
-    -- Refused before it was taken up.
+    -- True for a message that was refused before it was taken up.
     local is_raw = is_message and not is_said and not kept
-    -- The end of the flow that was made of it may have been faster than the answer that it was made; so may the ends of jobs that
-    -- were refused be.
+    -- True if the message is not settled yet. The end of the flow that was made of it may have overtaken the answer about it; so
+    -- may the ends of refused jobs.
     local is_open = kept and (message[3] == 'dispatched' or (kept == 'nodes' and message[3] == 'processed'))
     if is_raw or is_open then
       revision = revision or raise()
@@ -32,18 +32,18 @@ for m = 1, #KEYS - KEYS_NAMED do
       end
       redis.call('HSET', key, 'status', status, 'error', problem, 'transport_status', transport, 'updated_at', ARGV.now,
         'revision', revision, 'logs', logged(message[4], line))
-      -- What it carried stands in the jobs themselves, and nobody sends it again.
+      -- Empties the nodes, which the jobs themselves hold: the message is not sent again.
       if kept == 'nodes' then redis.call('HSET', key, 'nodes', '[]') end
       if flow ~= '0' then redis.call('HSET', key, 'flow_id', flow) end
       if is_raw then
         redis.call('HSETNX', key, 'created_at', ARGV.now)
         redis.call('HSET', key, 'taken_revision', revision)
         if flow == '0' then redis.call('HDEL', key, 'flow_id') end
-        -- What only ours have.
+        -- Removes fields that only our messages have.
         redis.call('HDEL', key, 'open', 'recipient', 'addresses', 'job_keys')
         redis.call('ZADD', KEYS.letters, 'NX', revision, key)
       end
-      -- What carries nodes is seen by them.
+      -- Emits no event of a message with nodes: their own events tell.
       if kept ~= 'nodes' then emit_message(revision, key, status) end
       if kept == 'letters' and problem == '' and message[2] then done(revision, key) end
     end

@@ -3,8 +3,8 @@
 -- ARGV = context_revision flow flow_uid owner now_millis last_commit request_hash request_secs
 --
 -- Permission was decided on `context_revision` of the context, '' for a service. `owner` is '' for none, `last_commit` what the
--- first commit builds on. With a request id the request comes behind the keys.
--- Gives the new revision, or 0 when nothing changed; and the signals that were given before.
+-- first commit builds on. With a request id, the request follows the keys.
+-- Returns the new revision, or 0 when nothing changed; and the signals that were given before.
 local no, context_revision = closed()
 if no then return no end
 local request = KEYS[KEYS_NAMED + 1]
@@ -19,7 +19,7 @@ end
 local flow = redis.call('HMGET', KEYS.flow, 'uid', 'status', 'owner', 'epoch', 'node_count', 'first_job_id',
   'deadline_secs', 'generation', 'deleting')
 if flow[1] ~= ARGV.flow_uid or flow[9] then return refuse('FLOW_GONE', 'flow ' .. ARGV.flow) end
--- The same call again, since its answer was lost. Who names no owner is content with any.
+-- Accepts a repeat whose first answer was lost. A caller that names no owner accepts any.
 if flow[2] == 'started' and (ARGV.owner == '' or (flow[3] == ARGV.owner and flow[4] == '1')) then
   carried_out()
   return {0, redis.call('HKEYS', KEYS.signals)}

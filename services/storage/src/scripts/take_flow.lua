@@ -1,4 +1,4 @@
--- Makes somebody else the owner of a flow that runs.
+-- Makes another replica the owner of a running flow.
 -- KEYS = flow flows_active due
 -- ARGV = flow owner last_commit
 --
@@ -10,7 +10,7 @@ local flow = redis.call('HMGET', KEYS.flow, 'status', 'generation', 'deleting', 
 if not flow[1] or flow[3] then return refuse('FLOW_GONE', 'flow ' .. ARGV.flow) end
 if flow[1] == 'created' then return refuse('FLOW_NOT_STARTED', 'flow ' .. ARGV.flow .. ' was not started') end
 if flow[1] ~= 'started' then
-  -- Somebody that it waited for may have put it back among those that have something to do.
+  -- Removes the flow from the active ones: a flow that it waited for may have put it back.
   local me = ARGV.flow .. '-' .. flow[4]
   redis.call('SREM', KEYS.flows_active, me)
   redis.call('ZREM', KEYS.due, me)

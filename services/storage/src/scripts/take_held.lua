@@ -1,11 +1,11 @@
--- Prolongs what a router holds, or moves messages whose hold has ended to it, and reads them.
+-- Prolongs the holds of a router, or moves messages whose hold has ended to it, and reads them.
 -- KEYS = held letters
 -- ARGV = router hold_end ended_until bytes_max
 --
--- `hold_end` is that of the new hold. The hold of others has to have ended at `ended_until`, '' when only what the router holds
--- already is meant. At most `bytes_max` bytes are read at once. Behind the keys come the messages, behind the arguments the
--- fields that are wanted.
--- Gives for each message its fields, or 0 for one that is not taken, or 1 for one that is too large; fewer than were asked for
+-- `hold_end` is that of the new hold. The hold of others has to have ended at `ended_until`, '' when only the router's own messages
+-- are meant. At most `bytes_max` bytes are read at once. After the keys follow the messages, after the arguments the
+-- wanted fields.
+-- Returns for each message its fields, or 0 for one that is not taken, or 1 for one that is too large; fewer than requested
 -- when those are too many bytes, but one at least.
 local no = closed()
 if no then return no end

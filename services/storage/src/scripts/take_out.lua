@@ -1,12 +1,12 @@
--- Moves messages from the end of `out` into the hold of a router, as far as they are still those that were seen there.
+-- Moves messages from the end of `out` into the hold of a router, if they are still the ones that were seen there.
 -- KEYS = out held letters dead_letters
 -- ARGV = router hold_end bytes_max
 --
--- At most `bytes_max` bytes are taken at once. Behind the keys come the messages at the end of the list, last first, with `out`
--- itself in the place of what names none. Behind the arguments come for each of them what stands in the list, and the fields that
--- are wanted.
--- Gives for each that was moved its fields, or 0 for one that does not exist or is cared for already, or 1 for one that is too
--- large.
+-- At most `bytes_max` bytes are taken at once. After the keys follow the messages at the end of the list, last first, with `out`
+-- itself in the place of an entry that names none. After the arguments follow for each its entry in the list, and the wanted
+-- fields.
+-- Returns for each moved message its fields, or 0 for one that does not exist or is held or settled already, or 1 for one that is
+-- too large.
 local no = closed()
 if no then return no end
 local count, taken, bytes, most = #KEYS - KEYS_NAMED, {}, 0, tonumber(ARGV.bytes_max)
@@ -15,7 +15,7 @@ for n = 1, count do
   local key, found = KEYS[KEYS_NAMED + n], 0
   if redis.call('LINDEX', KEYS.out, -1) ~= ARGV[ARGV_NAMED + n] then break end
   if key == ARGV[ARGV_NAMED + n] and is_hash(key) then
-    -- Anybody may push a key once more: what is settled stays so, and what is held is in one place.
+    -- Skips messages that are settled or held: anybody may push a key once more.
     local is_settled = kept_in(key, KEYS.letters)
       and (redis.call('HGET', key, 'status') ~= 'dispatched' or redis.call('ZSCORE', KEYS.dead_letters, key))
     if not is_settled and not redis.call('ZSCORE', KEYS.held, key) then

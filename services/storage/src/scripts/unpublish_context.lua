@@ -1,9 +1,9 @@
--- Nobody finds a context any more of which nothing is left but its own record.
+-- Removes a context of which only its record is left from the set of contexts, where it is found.
 -- KEYS = contexts
 -- ARGV = context context_uid
 --
--- Gives the revision of the change; 0 when somebody else was faster: the id may be another context's by now.
--- The mark stays until the record is gone: by it the record is found when this storage dies before.
+-- Returns the revision of the change; 0 when another storage was faster: the id may be another context's by now.
+-- Keeps the mark until the record is gone: by the mark the record is found if this storage dies before.
 use_reserve()
 if redis.call('HGET', KEYS.ids, 'removing:' .. ARGV.context) ~= ARGV.context_uid then return 0 end
 if redis.call('SREM', KEYS.contexts, ARGV.context) == 0 then return 0 end

@@ -1,9 +1,9 @@
 -- Changes members and settings of a context.
 -- ARGV = context_revision request_hash request_secs room
 --
--- The decision was made on `context_revision` of the context. `room` is `reserve` where Redis may be full. With a request id the
--- request comes behind the keys; behind the arguments come fields.
--- Gives the revision of the change; 0 when the same request had made it before.
+-- The decision was made on `context_revision` of the context. `room` is `reserve` where Redis may be full. With a request id, the
+-- request follows the keys; after the arguments follow fields.
+-- Returns the revision of the change; 0 when the same request had made it before.
 local no, context_revision = closed()
 if no then return no end
 local request = KEYS[KEYS_NAMED + 1]

@@ -78,7 +78,7 @@ pub(crate) struct IdentityChangeFeed(broadcast::Receiver<DirectoryInvalidation>)
 
 impl fmt::Debug for IdentityChangeFeed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("NewsFeed")
+        f.write_str("IdentityChangeFeed")
     }
 }
 

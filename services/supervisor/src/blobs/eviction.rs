@@ -5,7 +5,7 @@
 //! 1. Everything that is being accepted now, or will be from here on, is exempt ([`BlobUseCounts`]).
 //! 2. Redis is asked for what jobs need that were accepted before.
 //! 3. One by one, oldest first, what neither names is taken out of the way; one that was written meanwhile is
-//!    put back. An instance writes an output, always anew, before it records the end that names it: nothing
+//!    put back. An instance writes an output, always afresh, before it records the end that names it: nothing
 //!    goes that is younger than [`SETTLING`].
 
 use std::collections::{HashMap, HashSet};
@@ -25,7 +25,7 @@ use crate::work_dir::{ContextFile, blocking, kept};
 const SETTLING: Duration = Duration::from_secs(600);
 /// How much of the bound is left when the work is done, so that it is not to be done again at once.
 const ROOM: u64 = 10;
-/// What a blob that is being judged is called.
+/// File extension of a blob while it is being considered for eviction.
 const JUDGED: &str = "judged";
 
 /// A blob of a context.
@@ -60,7 +60,7 @@ impl BlobUseCounts {
     }
 }
 
-/// What a cleaning did.
+/// Counts of one eviction pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct BlobEvictionStats {
     /// Blobs that went.
@@ -77,13 +77,13 @@ pub enum BlobEvictionError {
     /// The directory gives trouble.
     #[error("the blobs cannot be looked at")]
     Directory(#[source] io::Error),
-    /// It is not known what is needed.
+    /// The store cannot say which blobs are needed.
     #[error("it cannot be told which blobs are needed")]
     Store(#[source] kv::Error),
 }
 
 impl BlobCache {
-    /// Removes blobs that nobody needs until the rest fits the bound with some room, if it does not fit now.
+    /// Removes unneeded blobs until the rest fits the bound with some room, if it does not fit now.
     ///
     /// # Errors
     /// A [`BlobEvictionError`]; may be repeated.

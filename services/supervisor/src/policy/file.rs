@@ -108,7 +108,7 @@ struct PolicyReader<'a> {
 }
 
 impl PolicyReader<'_> {
-    /// What is not said is as in `base`.
+    /// Reads a rule; keys that the table leaves out are as in `base`.
     fn rule(&mut self, base: &ContextPolicy) -> ContextPolicy {
         for key in self.table.keys().filter(|key| !KEYS.contains(&key.as_str())) {
             self.wrong
@@ -223,7 +223,7 @@ fn host(text: &str) -> Result<&str, String> {
     Ok(text)
 }
 
-/// A public key, which stands for somebody.
+/// Checks a public key of a coordinator or an actor.
 fn key(what: &str, text: &str) -> Result<String, String> {
     match text.parse::<VerifyingKey>() {
         Ok(_) => Ok(text.to_owned()),

@@ -130,7 +130,7 @@ pub(super) fn found(
     }
 }
 
-/// What operators are told of what a coordinator would be told with `data.reason`.
+/// Converts an error that a coordinator would get with `data.reason` to the status for an operator.
 pub(super) fn not_run(error: RunAttemptError) -> Status {
     match error {
         RunAttemptError::Refused(refusal) => of_refusal(&refusal),

@@ -1,4 +1,4 @@
-//! What actors have signed themselves, and what only passes for it.
+//! Signatures of actors, genuine and forged.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::setup::{Coordinator, Machine};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// This attempt, signed until then.
+/// Signs this attempt until a time.
 fn signed_until(mut job: Execution, key: &SigningKey, expires: Timestamp) -> Execution {
     let spec = JobSpec {
         script_type: job.script_type,
@@ -108,7 +108,7 @@ async fn a_signature_is_good_for_every_attempt_of_one_job() {
     is_refused(&machine, &coordinator, &another_flow, "SIGNATURE_REFUSED").await;
 }
 
-/// What was accepted stays accepted, whatever is said of it later.
+/// An accepted job stays accepted, whatever is said of it later.
 #[tokio::test]
 async fn a_known_job_is_not_judged_again() {
     let machine = Machine::start(with_policy("")).await;

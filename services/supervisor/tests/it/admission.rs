@@ -17,7 +17,7 @@ fn only(roots: &[&SigningKey]) -> DefaultCoordinators {
     DefaultCoordinators::Only(roots.iter().map(|root| root.verifying_key().to_string()).collect())
 }
 
-/// What operators are told of a supervisor that takes nobody's jobs.
+/// Returns what operators are told of a supervisor that takes nobody's jobs.
 async fn intake_problem(machine: &Machine) -> String {
     let asked = machine.client(Identity::Admin).get_supervisor(GetSupervisorRequest {}).await;
     asked.expect("an answer").into_inner().intake_problem

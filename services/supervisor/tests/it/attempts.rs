@@ -1,4 +1,4 @@
-//! What operators ask of attempts.
+//! Operators' requests for attempts.
 
 use std::collections::BTreeMap;
 

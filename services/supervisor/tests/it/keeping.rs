@@ -1,4 +1,4 @@
-//! What is kept, and for how long.
+//! Retention: which data is kept, and for how long.
 
 use std::collections::BTreeMap;
 use std::fs;

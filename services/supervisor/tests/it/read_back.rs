@@ -1,4 +1,4 @@
-//! What is read back of jobs.
+//! Reading back of jobs.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! What the policy does not take, and what nobody here could run.
+//! Jobs that the policy refuses, and jobs that no instance here could run.
 
 use std::path::Path;
 use std::time::Duration;

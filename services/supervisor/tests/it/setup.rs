@@ -41,7 +41,7 @@ pub(crate) struct Machine {
     pub(crate) network: MemoryNetwork,
     /// The supervisor's node.
     pub(crate) key: PublicKey,
-    /// What the supervisor counts since it was started last.
+    /// Metrics of the supervisor since its last start.
     pub(crate) metrics: prometheus::Registry,
     running: Option<Running>,
 }
@@ -122,7 +122,7 @@ impl Machine {
         coordinator
     }
 
-    /// The same with this root, of which nothing was heard yet.
+    /// Starts a coordinator with this root, which was not heard of before.
     pub(crate) async fn coordinator_of(&self, root: SigningKey) -> Coordinator {
         let key = PublicKey::random();
         let told = Told::default();
@@ -162,7 +162,7 @@ impl Machine {
     }
 }
 
-/// What a coordinator says to the supervisor of a node.
+/// Starts a conversation in which a coordinator's messages go signed to the supervisor of a node.
 pub(crate) fn signed(voice: &Arc<EnvelopeSigner>, node: PublicKey) -> Arc<Conversation> {
     let (speaking, root) = (Arc::clone(voice), voice.root());
     let heeded: OnRefusal = Arc::new(move |refusal| {
@@ -185,7 +185,7 @@ pub(crate) fn about() -> InstanceDescriptor {
     }
 }
 
-/// What a coordinator was told of jobs, in order.
+/// Job events that a coordinator was told, in order.
 #[derive(Clone, Default)]
 struct Told(Arc<Mutex<Vec<JobEvent>>>);
 

@@ -1,4 +1,4 @@
-//! What is said to a supervisor by those who have no business with it. None of it is executed.
+//! Messages to a supervisor from parties that have no business with it. None of them is executed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -54,7 +54,7 @@ impl<'a> Node<'a> {
         self.bus.send(parcel).await.expect("the bus takes it");
     }
 
-    /// What the supervisor answers next, as JSON-RPC.
+    /// Returns the supervisor's next answer, as JSON-RPC.
     async fn answer(&mut self) -> Value {
         loop {
             let said = self.next().await;

@@ -62,7 +62,7 @@ async fn jobs_go_on_under_the_next_root() {
     new.hears_end(waiting.job_key).await;
 }
 
-/// Nobody told it what happened, and it was told to a root that is no more.
+/// The job's events were never told, and the root that they were meant for has been succeeded.
 #[tokio::test]
 async fn what_happened_before_is_told_to_the_next_root() {
     let machine = Machine::start(|_, _| {}).await;

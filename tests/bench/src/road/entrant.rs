@@ -1,4 +1,4 @@
-//! What takes part: suites and peers, each with the processes that are looked at.
+//! Entrants of the comparison: suites and peers, each with the processes that are measured.
 
 use tempfile::TempDir;
 

@@ -15,7 +15,7 @@ type Error = Box<dyn std::error::Error + Send + Sync>;
 /// Reads one of the counts.
 type Count = fn(&Counts) -> u64;
 
-/// What Redis counts, by its name in table and file.
+/// Counters of Redis, by their names in table and file.
 const COUNTED: [(&str, Count); 6] = [
     ("scripts", |counts| counts.scripts),
     ("commands", |counts| counts.commands),
@@ -28,7 +28,7 @@ const COUNTED: [(&str, Count); 6] = [
 /// Medians of one load on one entrant.
 struct Cell {
     figures: Vec<f64>,
-    /// Of processor time for one unit, by process.
+    /// Microseconds of processor time for one unit, by process.
     micros: BTreeMap<String, f64>,
     /// For one unit, in the order of [`COUNTED`].
     counted: Vec<f64>,
@@ -37,7 +37,7 @@ struct Cell {
 pub(crate) struct Table {
     loads: Vec<Load>,
     entrants: Vec<&'static str>,
-    /// Of each entrant, those of each load.
+    /// Cells of each load, for each entrant.
     cells: Vec<Vec<Cell>>,
 }
 

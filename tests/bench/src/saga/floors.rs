@@ -1,4 +1,4 @@
-//! What the store and the broker do at best.
+//! Best that the store and the broker can do.
 
 use std::time::{Duration, Instant};
 

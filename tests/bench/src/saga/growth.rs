@@ -1,4 +1,4 @@
-//! What stays of what has ended, of one instance that goes on for ever, and of lanes that have nothing to do.
+//! Remains of ended instances, growth of one instance that never ends, and cost of lanes that have nothing to do.
 
 use std::time::{Duration, Instant};
 

@@ -81,7 +81,7 @@ impl Naive {
         self.call("getMessageInfo", json!([id])).await.unwrap()["state"].clone()
     }
 
-    /// Whether it was looked at since does not matter.
+    /// Waits until a message has arrived, whether or not it was looked at since.
     pub(crate) async fn until_arrived(&self, id: &str) {
         let arrived =
             async || (["received", "read"].map(Value::from).contains(&self.state(id).await)).then_some(());

@@ -1,4 +1,4 @@
-//! What has to be true of every flow that was taken, at the end.
+//! Invariants of every flow that was accepted, at the end.
 
 use std::collections::{BTreeMap, BTreeSet};
 

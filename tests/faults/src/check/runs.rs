@@ -1,4 +1,4 @@
-//! What has to be true of every execution, as the scripts themselves told it.
+//! Invariants of every execution, as the scripts themselves recorded it.
 
 use std::collections::{BTreeMap, BTreeSet};
 

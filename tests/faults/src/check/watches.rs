@@ -1,4 +1,4 @@
-//! What has to be true of what watchers were told.
+//! Invariants of the changes that watchers were sent.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -102,7 +102,7 @@ fn as_it_may_go(watch: &Watch, found: &mut Findings) {
     }
 }
 
-/// Whether a node may change so. What changes but its reason stays where it is.
+/// Returns true if a node may change so. A change of the reason alone keeps the state.
 fn may_follow(before: &Change, after: &Change) -> bool {
     match after.attempt.cmp(&before.attempt) {
         std::cmp::Ordering::Less => false,

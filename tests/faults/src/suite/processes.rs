@@ -23,7 +23,7 @@ const POOL_DATABASE: u32 = 4095;
 /// How long an end may take that was asked for, in seconds.
 const DRAIN_SECS: &str = "2";
 
-/// What is needed to start one service after the other.
+/// Settings that the start of each service needs.
 struct Stage {
     data: PathBuf,
     witness_dir: PathBuf,
@@ -96,7 +96,7 @@ fn names() -> Vec<String> {
     all.concat()
 }
 
-/// Whether a process runs scripts, or looks after those that do.
+/// Returns true if a process runs scripts, or looks after those that do.
 fn is_of_pool(name: &str) -> bool {
     matches!(program(name).0, "supervisor" | "runner")
 }

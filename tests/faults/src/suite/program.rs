@@ -18,7 +18,7 @@ pub(super) struct Program {
     arguments: Vec<String>,
     environment: Vec<(String, String)>,
     process: TestProcess,
-    /// What earlier lives wrote.
+    /// Output of earlier lives.
     before: String,
 }
 
@@ -43,7 +43,7 @@ impl Program {
         self.process = spawn(&self.name, &self.file, &self.arguments, &self.environment);
     }
 
-    /// Whether it was there to be killed.
+    /// Kills the process; returns true if it was running.
     pub(super) fn kill(&mut self) -> bool {
         let is_running = self.process.is_running();
         self.process.kill9();
@@ -59,7 +59,7 @@ impl Program {
         is_running
     }
 
-    /// Whether it was there to be sent it.
+    /// Signals the process; returns true if it was running.
     pub(super) fn signal(&mut self, signal: Signal) -> bool {
         let is_running = self.process.is_running();
         if is_running {
@@ -76,7 +76,7 @@ impl Program {
         self.process.wait_for_line(text, END_WITHIN);
     }
 
-    /// What it wrote in all its lives.
+    /// Returns the output of all lives of the process.
     pub(super) fn output(&self) -> String {
         format!("{}{}", self.before, self.process.output())
     }

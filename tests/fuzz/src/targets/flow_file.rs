@@ -117,7 +117,7 @@ fn run(data: &[u8]) -> Verdict {
     }
 }
 
-/// What is submitted is what a server takes.
+/// Asserts that a server takes the flow that is submitted.
 fn is_whole(file: &FlowFile) {
     let wire = file.spec.encode_to_vec();
     let mut again = v1::FlowSpec::decode(wire.as_slice()).expect("as it was written");

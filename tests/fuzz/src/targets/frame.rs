@@ -1,4 +1,4 @@
-//! What a Mycelium daemon delivers: frames, their parts, and plain JSON-RPC.
+//! Input from a Mycelium daemon: frames, their parts, and plain JSON-RPC.
 
 use bytes::Bytes;
 use mycelium::daemon::fuzzing::{joined, payload};

@@ -42,7 +42,7 @@ const WORDS: &[&str] = &[
     "[]",
     ",",
 ];
-/// What stands in variables, and must not stand in a refusal.
+/// Value of a variable, which must not stand in a refusal.
 const SECRET: &str = "a-variable-that-nobody-is-told";
 
 fn run(data: &[u8]) -> Verdict {

@@ -74,7 +74,7 @@ const WORDS: &[&str] = &[
     "}",
     ",",
 ];
-/// What goes with requests, and stands in no refusal.
+/// Secret that requests carry, and that stands in no refusal.
 const SECRET: &str = "sesame-open-sesame";
 
 /// A directory with one secret, as long as the process lives.

@@ -38,7 +38,7 @@ const WORDS: &[&str] = &[
     "{}",
     ",",
 ];
-/// What the letter says, and no refusal does.
+/// Content of the message, which stands in no refusal.
 const SECRET: &str = "what-is-between-the-two";
 
 fn run(data: &[u8]) -> Verdict {

@@ -1,4 +1,4 @@
-//! What one side of a conversation hears: a statement in an envelope, by a root or by a gateway that a root vouches for.
+//! Statements that one side of a conversation receives, in an envelope of a root or of a gateway that a root certified.
 //!
 //! The statement stands in the input and is signed here. In it `@` is the certificate of the gateway, whose text stands in
 //! the input as well and is signed by the root, or by somebody else.
@@ -17,7 +17,7 @@ use crate::{Target, Verdict, check_refusal};
 /// The reader of what is said.
 pub const TARGET: Target = Target { name: "said", run, seeds, words: WORDS };
 
-/// What an envelope with a gateway's certificate holds.
+/// Payload type of an envelope with a gateway's certificate.
 const CERTIFICATE_TYPE: &str = "application/vnd.mycora.gateway-key+json";
 const WORDS: &[&str] = &[
     "\"to\":\"",

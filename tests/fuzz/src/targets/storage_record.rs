@@ -84,7 +84,7 @@ fn run(data: &[u8]) -> Verdict {
     }
 }
 
-/// What was written again is read as the same, and written as the same.
+/// Asserts that a written record is read as the same, and written as the same.
 fn is_the_same(record: StoredRecordKind, hash: &RedisHash, mut written: RedisHash) {
     if written.is_empty() {
         return;

@@ -10,7 +10,7 @@ use crate::{Target, Verdict, check_refusal};
 /// The reader of successions.
 pub const TARGET: Target = Target { name: "succession", run, seeds, words: WORDS };
 
-/// What an envelope with a change of root holds.
+/// Payload type of an envelope with a change of root.
 const TYPE: &str = "application/vnd.mycora.root-change+json";
 /// Changes of one input. Each costs six operations with keys.
 const CHANGES_MAX: usize = 6;

@@ -17,7 +17,7 @@ use crate::{Target, Verdict, check_refusal};
 /// The reader of templates.
 pub const TARGET: Target = Target { name: "template", run, seeds, words: WORDS };
 
-/// What a node gave, and no refusal tells.
+/// Result of a node, which no refusal tells.
 const SECRET: &str = "what-the-node-has-found-out";
 const WORDS: &[&str] = &[
     "${{",

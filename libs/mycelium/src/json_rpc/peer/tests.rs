@@ -1,7 +1,7 @@
 use super::*;
 use crate::json_rpc::{METHOD_NOT_FOUND, answer};
 
-/// Gives back the parameters of `echo`; sends `ask` back to whoever asked, and refuses the rest.
+/// Gives back the parameters of `echo`; sends `ask` back to the caller, and refuses the rest.
 struct Echo;
 
 impl JsonRpcHandler for Echo {

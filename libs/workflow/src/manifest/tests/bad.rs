@@ -1,6 +1,6 @@
 //! Mistakes in manifests, for everything that reads some: each is made in the example, and has to be told with its place.
 
-/// What stands in the example, what takes its place, and the problem that this makes.
+/// Text of the example, its replacement, and the problem that the replacement causes.
 pub(crate) const BAD: &[(&str, &str, &str)] = &[
     // Keys and kinds.
     ("correlate:", "corelate:", "7:1: a saga has no key `corelate`; did you mean `correlate`?"),

@@ -87,7 +87,7 @@ fn a_change_orders_no_more_than_two_inputs_may() {
     world.assert_replays();
 }
 
-/// What a change may order is looked at for itself, whatever comes to it by other ways one day.
+/// The limit on the work of one change is checked on its own, however the work got into the change.
 #[test]
 fn a_change_that_is_full_takes_no_kept_event() {
     let mut world = forked(2, 2, WORK_MAX);

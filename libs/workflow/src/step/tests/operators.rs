@@ -1,4 +1,4 @@
-//! What people ask of instances.
+//! Tests of the requests that operators make to instances.
 
 use super::*;
 

@@ -131,7 +131,7 @@ fn redrive(world: &mut InstanceHarness, is_edited: bool) {
     world.give(&input, InputOrigin::Letter(number));
 }
 
-/// What holds after each input.
+/// Checks the invariants that hold after each input.
 fn check(world: &InstanceHarness) {
     let ids: BTreeSet<_> = world.ordered.iter().map(|item| item.command).collect();
     assert_eq!(ids.len(), world.ordered.len(), "no id twice");

@@ -66,7 +66,7 @@ impl RegistrationKey {
         }
     }
 
-    /// What is left of a key that was refused: nothing, unless the coordinator may have it all the same.
+    /// Removes the file of a key that was refused, and keeps it where the coordinator may have the key all the same.
     fn refused(self, error: ApiCallError) -> CliError {
         let unknown = matches!(error.retry, RetryAdvice::Again { .. });
         let failure = CliError::from(error);

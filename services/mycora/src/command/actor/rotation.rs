@@ -26,7 +26,7 @@ use crate::profile::switch::switch_signing_key;
 
 /// The longest time that old keys count beside a new one.
 const OVERLAP_MAX: Duration = Duration::from_secs(30 * 24 * 3600);
-/// What the note about a rotation that has begun is called, behind the name of the key's file.
+/// Suffix that names the note about a rotation under way, after the name of the key's file.
 const NOTE: &str = ".rotation";
 
 pub(super) const AFTER_HELP: &str = "\
@@ -75,7 +75,7 @@ struct KeyRotationRequest {
 }
 
 impl KeyRotationRequest {
-    /// What the arguments ask for, seen from the actor as it is: nobody else's change in between is lost.
+    /// Builds the request from the arguments and the actor's revision: no change made in between is lost.
     fn of(args: &ActorRotateKeyArgs, pubkey: String, now: &v1::Actor) -> Self {
         Self {
             request_id: Uuid::new_v4().to_string(),
@@ -119,7 +119,7 @@ impl<'a> KeyFile<'a> {
         Self { path, note: note.into() }
     }
 
-    /// What was asked for with this file before, by the same arguments.
+    /// Returns the request that an earlier run made with this file and the same arguments.
     fn begun(&self, args: &ActorRotateKeyArgs) -> Result<Option<KeyRotationRequest>, CliError> {
         if !self.path.exists() || !self.note.exists() {
             return Ok(None);
@@ -161,7 +161,7 @@ impl<'a> KeyFile<'a> {
         Ok(asked)
     }
 
-    /// That we hold the key, which nobody has to believe an actor that gives itself one.
+    /// Signs the proof that we hold the key: an actor that gives itself a key is not taken at its word.
     fn proof(&self, session: &CliSession, actor: u32) -> Result<String, CliError> {
         let key = SigningKey::load(self.path).map_err(|error| CliError::Invalid(error_chain(&error)))?;
         let trust_domain = session.profile().trust_domain()?;
@@ -186,7 +186,7 @@ impl<'a> KeyFile<'a> {
         self.remove_note();
     }
 
-    /// That the coordinator may have the key.
+    /// Tells that the coordinator may have the key; returns the error as it came.
     fn kept(&self, error: ApiCallError) -> CliError {
         output::note(&format!(
             "whether the coordinator has taken the key in {} is not known; give the same command again, which goes on \
@@ -264,7 +264,7 @@ async fn rotate(
     Err(error.into())
 }
 
-/// Whether nothing was done, for certain.
+/// Returns true for codes that guarantee that nothing was done.
 const fn is_refusal(code: Code) -> bool {
     matches!(
         code,
@@ -360,7 +360,7 @@ fn same_file(one: &Path, other: &Path) -> bool {
     matches!((one.canonicalize(), other.canonicalize()), (Ok(one), Ok(other)) if one == other)
 }
 
-/// Whether a certificate is the actor's.
+/// Returns true when the certificate is the actor's.
 fn names(certificate: &Path, id: u32) -> bool {
     let summary = CertificateSummary::from_pem_file(certificate);
     summary

@@ -25,7 +25,7 @@ Exit codes: 0 it completed, or was started with --detach; 1 it did not, or not w
 /// Arguments of `attempt run`.
 #[derive(Debug, Args)]
 pub struct AttemptRunArgs {
-    /// What is run.
+    /// Script to run.
     #[command(flatten)]
     pub source: ScriptSourceArgs,
     /// Run time in seconds [default: 3600]

@@ -54,12 +54,12 @@ pub struct ContextUpdateArgs {
     /// The context's number
     #[arg(value_parser = values::id)]
     pub id: u32,
-    /// What is changed.
+    /// Changes to the context.
     #[command(flatten)]
     pub change: ContextChangeFlags,
 }
 
-/// What of a context is changed: at least one of it.
+/// Changes to a context: at least one.
 #[derive(Debug, Clone, Default, Args)]
 #[group(required = true, multiple = true)]
 pub struct ContextChangeFlags {
@@ -145,7 +145,7 @@ pub(super) async fn update(session: &CliSession, args: &ContextUpdateArgs) -> Re
     output::answer(session.global.output, || json::of(&answer), text)
 }
 
-/// What is asked for, built on the context as it is.
+/// Builds the update request: the requested changes on top of the context as it is now.
 fn changed(args: &ContextUpdateArgs, now: v1::Context) -> Result<v1::UpdateContextRequest, CliError> {
     let ContextUpdateArgs { id, change } = args;
     let mut settings = now.settings.unwrap_or_default();

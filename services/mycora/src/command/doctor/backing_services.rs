@@ -1,4 +1,4 @@
-//! What lies below a coordinator: Redis, and the Mycelium daemon.
+//! Checks of the services below a coordinator: Redis, and the Mycelium daemon.
 
 mod redis_topology;
 
@@ -81,7 +81,7 @@ async fn server(
     findings
 }
 
-/// Whether it gives what storage is asked for.
+/// Checks that the Redis server gives the durability that storage is asked for.
 async fn durability(check: String, connection: &KvConnection, asked: Durability) -> Finding {
     let setup = match connection.setup().await {
         Ok(setup) => setup,
@@ -104,7 +104,7 @@ async fn durability(check: String, connection: &KvConnection, asked: Durability)
     }
 }
 
-/// What is so, and what helps.
+/// Splits a reason into the finding and the advice; without advice, returns `otherwise`.
 fn parts<'a>(why: &'a str, otherwise: &'a str) -> (&'a str, &'a str) {
     why.split_once("; ").unwrap_or((why, otherwise))
 }
@@ -120,7 +120,7 @@ fn judge_version(check: &str, setup: &RedisSetup) -> Finding {
 /// Judges the value of a setting.
 type RedisSettingCheck = fn(String, &str) -> Finding;
 
-/// What matters; the last of one server only.
+/// Settings that matter, each with its check; the last one matters for a single server only.
 const SETTINGS: &[(&str, RedisSettingCheck)] = &[
     ("appendonly", append_only),
     ("appendfsync", append_fsync),

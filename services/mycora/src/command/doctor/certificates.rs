@@ -16,7 +16,7 @@ use crate::profile::Profile;
 /// With less than this left a certificate should be issued anew.
 const SOON: Duration = Duration::from_secs(14 * 24 * 3600);
 
-/// Whom we trust, and who we are.
+/// Checks the authorities that we trust, and our own certificate.
 pub(super) fn look(profile: &Profile, now: Timestamp) -> Vec<Finding> {
     let mut findings = authorities(profile, now);
     match (&profile.ca, &profile.cert, &profile.key) {
@@ -120,7 +120,7 @@ fn signing_key(profile: &Profile) -> Finding {
     }
 }
 
-/// Whether a certificate counts now, and for how long.
+/// Checks that a certificate is valid now, and for how long.
 pub(super) fn lasting(
     check: &str,
     who: &str,
@@ -146,7 +146,7 @@ pub(super) fn lasting(
     }
 }
 
-/// Whether somebody else than its owner may. What is not there is told elsewhere.
+/// Returns true when others than its owner may read the file. A missing file is reported elsewhere.
 fn readable_by_others(path: &Path) -> bool {
     path.metadata().is_ok_and(|metadata| metadata.permissions().mode() & 0o077 != 0)
 }

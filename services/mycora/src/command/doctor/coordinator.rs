@@ -48,7 +48,7 @@ pub(super) async fn look(profile: &Profile) -> Vec<Finding> {
     findings
 }
 
-/// Whether the supervisor of the profile takes jobs of anybody; nothing where the profile names none.
+/// Checks that the profile's supervisor takes jobs; returns nothing where the profile names none.
 async fn intake(profile: &Profile) -> Option<Finding> {
     const CHECK: &str = "intake";
     profile.address_of(ApiService::Supervisor).ok()?;
@@ -65,7 +65,7 @@ async fn intake(profile: &Profile) -> Option<Finding> {
     }
 }
 
-/// Who is at the addresses of a profile.
+/// Servers found at the addresses of a profile.
 #[derive(Default)]
 struct ServerReachability {
     findings: Vec<Finding>,
@@ -172,7 +172,7 @@ fn clock(dates: &[ClockSample]) -> Finding {
     }
 }
 
-/// What the coordinator takes us for.
+/// Asks the coordinator for which identity it takes us.
 async fn identity_there(profile: &Profile) -> Finding {
     const CHECK: &str = "identity";
     let asked = async { Ok::<_, CliError>(Clients::new(profile)?.who_am_i().await?) };

@@ -1,4 +1,4 @@
-//! What was looked at, and what to do about it.
+//! Findings of `doctor`: each check with its result, and what to do about it.
 
 use serde::Serialize;
 
@@ -8,11 +8,11 @@ use crate::output::table;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FindingLevel {
-    /// As it should be.
+    /// All is as it should be.
     Ok,
-    /// It works, and could be better.
+    /// The subject works, and could be better.
     Warn,
-    /// It does not work.
+    /// The subject does not work.
     Fail,
 }
 
@@ -31,22 +31,22 @@ impl FindingLevel {
 pub struct Finding {
     /// How it is.
     pub level: FindingLevel,
-    /// What it is.
+    /// Subject of the check.
     pub check: String,
-    /// What was found.
+    /// Result of the check.
     pub found: String,
-    /// What to do; empty where nothing has to be done.
+    /// Advice on what to do; empty where nothing has to be done.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub advice: String,
 }
 
 impl Finding {
-    /// As it should be.
+    /// Builds a finding for a check that passed.
     pub(super) fn ok(check: impl Into<String>, found: impl Into<String>) -> Self {
         Self { level: FindingLevel::Ok, check: check.into(), found: found.into(), advice: String::new() }
     }
 
-    /// It works, and could be better.
+    /// Builds a finding for a subject that works, and could be better.
     pub(super) fn warn(
         check: impl Into<String>,
         found: impl Into<String>,
@@ -55,7 +55,7 @@ impl Finding {
         Self { level: FindingLevel::Warn, check: check.into(), found: found.into(), advice: advice.into() }
     }
 
-    /// It does not work.
+    /// Builds a finding for a subject that does not work.
     pub(super) fn fail(
         check: impl Into<String>,
         found: impl Into<String>,
@@ -64,7 +64,7 @@ impl Finding {
         Self { level: FindingLevel::Fail, check: check.into(), found: found.into(), advice: advice.into() }
     }
 
-    /// Of a failure whose text says in its first line what happened, and in the others what to do.
+    /// Builds a failure from a text whose first line says what happened, and whose others say what to do.
     pub(super) fn of_failure(check: impl Into<String>, text: &str) -> Self {
         let (found, advice) = text.split_once('\n').unwrap_or((text, ""));
         Self::fail(check, found, advice.replace('\n', "; "))

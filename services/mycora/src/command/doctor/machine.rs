@@ -1,4 +1,4 @@
-//! This machine: what can run here, and what would stand between scripts and everything else.
+//! Checks of this machine: which jobs can run here, and how scripts would be isolated.
 
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -11,7 +11,7 @@ use super::finding::Finding;
 use crate::failure::error_chain;
 use crate::up::{NatsProgram, UpError};
 
-/// What a language needs.
+/// Advice on what a script type needs, where its jobs cannot run here.
 const NEEDS: [(ScriptType, &str); 4] = [
     (ScriptType::Shell, "install /bin/sh"),
     (ScriptType::Python, "install CPython 3.8 or later, on Debian or Ubuntu with `apt-get install python3`"),
@@ -64,7 +64,7 @@ fn languages(survey: &MachineCapabilities) -> Vec<Finding> {
     findings
 }
 
-/// As `mycora up` shows it.
+/// Reports the isolation of scripts as `mycora up` shows it.
 fn isolation(survey: &MachineCapabilities) -> Finding {
     const CHECK: &str = "isolation";
     let standing = &survey.isolation_support;
@@ -82,7 +82,7 @@ fn isolation(survey: &MachineCapabilities) -> Finding {
     }
 }
 
-/// Whether jobs with the network can resolve names.
+/// Warns when jobs with the network cannot resolve names.
 fn name_servers(survey: &MachineCapabilities) -> Option<Finding> {
     let found = survey.isolation_support.unreached_name_servers()?;
     Some(Finding::warn(
@@ -92,7 +92,7 @@ fn name_servers(survey: &MachineCapabilities) -> Option<Finding> {
     ))
 }
 
-/// What `mycora up` starts.
+/// Looks for the `redis-server` that `mycora up` starts.
 async fn redis_server() -> Finding {
     const CHECK: &str = "tool redis-server";
     let version = Command::new("redis-server").arg("--version").stdin(Stdio::null()).output().await;
@@ -112,7 +112,7 @@ async fn redis_server() -> Finding {
     }
 }
 
-/// What `mycora up --saga` starts beside it.
+/// Looks for the `nats-server` that `mycora up --saga` starts as well.
 fn nats_server() -> Finding {
     const CHECK: &str = "tool nats-server";
     match NatsProgram::find(std::env::var_os("MYCORA_NATS_SERVER").map(PathBuf::from).as_deref()) {

@@ -11,7 +11,7 @@ use crate::profile::ApiService;
 
 const CHECK: &str = "mesh port";
 
-/// Whether it is reached from here, and as whom that may be.
+/// Checks whether the port is reachable from here, where a caller could pass as any service.
 pub(super) async fn look(address: &str) -> Finding {
     let channel = match Channel::remote(address, &TlsFiles::none(), None) {
         Ok(channel) => channel,

@@ -88,7 +88,7 @@ fn payload(server: &BrokerDescription) -> Finding {
     )
 }
 
-/// What nobody sees from outside; nothing of servers that have no such setting.
+/// Points out a setting that clients cannot see; returns nothing for servers without it.
 fn durability(server: &BrokerDescription) -> Option<Finding> {
     server.version.filter(|version| *version >= SYNCS_LATER)?;
     let found =

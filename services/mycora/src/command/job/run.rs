@@ -32,7 +32,7 @@ const NAME_DEFAULT: &str = "job";
 /// Arguments of `job run`.
 #[derive(Debug, Args)]
 pub struct JobRunArgs {
-    /// What is run.
+    /// Script to run.
     #[command(flatten)]
     pub script: ScriptArgs,
     /// The name of the job and of its flow
@@ -62,7 +62,7 @@ pub struct JobRunArgs {
     /// Only start it
     #[arg(long, conflicts_with = "wait")]
     pub detach: bool,
-    /// Who signs it.
+    /// Key that signs the job.
     #[command(flatten)]
     pub signing: SigningArgs,
 }

@@ -26,7 +26,7 @@ const ENDINGS: [(&str, ScriptType); 6] = [
 /// A script, what it is given, and who executes it.
 #[derive(Debug, Args)]
 pub struct ScriptArgs {
-    /// What is run.
+    /// Script to run.
     #[command(flatten)]
     pub source: ScriptSourceArgs,
     /// Lay a file into its directory under this name
@@ -43,7 +43,7 @@ pub struct ScriptSourceArgs {
     /// The script itself
     #[arg(long, value_name = "TEXT")]
     pub script: Option<String>,
-    /// Who executes it: python, shell, v, rust, rhai, osis or sal [default: told by the file's ending]
+    /// The language of the script: python, shell, v, rust, rhai, osis or sal [default: told by the file's ending]
     #[arg(long = "type", value_name = "TYPE")]
     pub script_type: Option<ScriptType>,
     /// Set a variable
@@ -52,7 +52,7 @@ pub struct ScriptSourceArgs {
 }
 
 impl ScriptArgs {
-    /// What is to be executed; what has to be at the coordinator before is added to `uploads`.
+    /// Builds the job's specification; adds to `uploads` what the coordinator needs before it.
     pub(super) fn job(&self, uploads: &mut Uploads) -> Result<v1::JobSpec, CliError> {
         let (script, script_type) = self.source.read()?;
         let source = if script.len() > SCRIPT_INLINE_BYTES_MAX {

@@ -18,13 +18,13 @@ Examples:
   mycora job create convert.py --file in.csv=data/in.csv
   mycora job create --type shell --script 'make report' --keep report.pdf";
 
-/// What messages call it until it has a number.
+/// Name of the job in messages until it has a number.
 const NAME: &str = "job";
 
 /// Arguments of `job create`.
 #[derive(Debug, Args)]
 pub struct JobCreateArgs {
-    /// What is run.
+    /// Script to run.
     #[command(flatten)]
     pub script: ScriptArgs,
     /// Keep this file when the script has ended; may be repeated
@@ -38,7 +38,7 @@ pub struct JobIdArgs {
     /// The job's number among those of its actor
     #[arg(value_parser = values::id)]
     pub id: u32,
-    /// Whose job it is [default: our own]
+    /// The actor who owns the job [default: ourselves]
     #[arg(long, value_name = "ACTOR", value_parser = values::id)]
     pub caller: Option<u32>,
 }
@@ -49,7 +49,7 @@ pub struct JobDeleteArgs {
     /// Which job.
     #[command(flatten)]
     pub job: JobIdArgs,
-    /// As with every `delete`; only those of actors and contexts have to be told so
+    /// Accepted as with every `delete`; only those of actors and contexts need it
     #[arg(long)]
     pub yes: bool,
 }

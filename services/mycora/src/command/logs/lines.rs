@@ -9,10 +9,10 @@ use proto::v1;
 use crate::output::terminal::{colored, dimmed, drawable, has_colors};
 use crate::output::{PrefixedLine, time};
 
-/// As wide as a moment is written.
+/// Width of a time as it is written, in characters.
 const MOMENT_WIDTH: usize = 24;
 
-/// What stands before each line.
+/// Prefixes to print before each line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct LinePrefixOptions {
     /// The job's name.
@@ -22,7 +22,7 @@ pub(super) struct LinePrefixOptions {
 }
 
 impl LinePrefixOptions {
-    /// Whether there is any.
+    /// Returns true when lines get any prefix.
     pub(super) const fn is_any(self) -> bool {
         self.names || self.timestamps
     }
@@ -116,7 +116,7 @@ pub(crate) struct LogTailBuffer {
     attempts: BTreeMap<(String, u32), AttemptTail>,
 }
 
-/// What is kept of an attempt's output, and when it was printed, by the bytes of what is kept.
+/// Kept end of an attempt's output, and when it was printed, by offset in the kept bytes.
 #[derive(Debug, Default)]
 struct AttemptTail {
     data: Vec<u8>,
@@ -167,7 +167,7 @@ mod tests {
         v1::StreamFlowLogsResponse { node, attempt: 1, offset, data, ..Default::default() }
     }
 
-    /// The same, of which these bytes were printed at these seconds of a minute.
+    /// Builds a piece whose bytes at these offsets were printed at these seconds of a minute.
     fn timed(offset: u64, data: &str, times: &[(u64, u64)]) -> v1::StreamFlowLogsResponse {
         let at =
             |secs: u64| Some(wire_time::to_wire(Timestamp::from_millis(1_800_000_000_000 + secs * 1000)));

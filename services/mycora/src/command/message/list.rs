@@ -42,7 +42,7 @@ pub enum MessageStatusFilter {
     Acknowledged,
     /// Read, or all its jobs have ended.
     Processed,
-    /// It will not arrive.
+    /// The message will not arrive.
     Error,
 }
 

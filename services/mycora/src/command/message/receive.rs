@@ -84,13 +84,13 @@ struct MessageReceiveLoop<'a> {
     request: v1::ReceiveMessagesRequest,
     acknowledge: bool,
     printer: MessagePrinter,
-    /// What was printed and may be handed out again, by key.
+    /// Keys of messages that were printed and may be handed out again.
     printed: BTreeSet<String>,
     /// Something was printed.
     some: bool,
     /// When the coordinator last answered.
     heard: Instant,
-    /// It answered at all.
+    /// True once the coordinator has answered at all.
     connected: bool,
     /// Nothing where nobody shall be told.
     absence: Option<OutageNotice>,

@@ -47,7 +47,7 @@ pub struct MessageSendArgs {
     /// The file with the text; `-` for standard input
     #[arg(long, value_name = "FILE")]
     pub file: Option<String>,
-    /// What it is about
+    /// The topic of the message
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     pub topic: String,
     /// How the text is written: text, html or md
@@ -76,7 +76,7 @@ pub struct MessageSendArgs {
 pub enum RecipientArg {
     /// An actor of this coordinator.
     Actor(u32),
-    /// Whoever has this key, at an address.
+    /// The owner of this key, at an address.
     Remote(Box<VerifyingKey>, Address),
 }
 
@@ -144,7 +144,7 @@ pub(super) async fn run(session: &CliSession, args: &MessageSendArgs) -> Result<
     Ok(u8::from(message.status() == v1::MessageStatus::Error))
 }
 
-/// What became of it so far, and how to see more.
+/// Describes the message's fate so far, and how to see more.
 fn told(message: &v1::Message) -> String {
     let v1::Message { key, context_id, error, .. } = message;
     match message.status() {

@@ -37,12 +37,12 @@ pub struct RunnerUpdateArgs {
     /// The runner's number
     #[arg(value_parser = values::id)]
     pub id: u32,
-    /// What is changed.
+    /// Changes to the runner.
     #[command(flatten)]
     pub change: RunnerChangeFlags,
 }
 
-/// What of a runner is changed: at least one of it.
+/// Changes to a runner: at least one.
 #[derive(Debug, Args)]
 #[group(required = true, multiple = true)]
 pub struct RunnerChangeFlags {
@@ -64,10 +64,10 @@ pub struct RunnerChangeFlags {
     /// Send jobs without a group to the types' shared queues
     #[arg(long, conflicts_with = "group")]
     pub no_group: bool,
-    /// What jobs may ask for, beside what they could before
+    /// A label that jobs may ask for, besides those they could before
     #[arg(long = "label", value_name = "NAME=VALUE", value_parser = values::entry)]
     pub labels: Vec<(String, String)>,
-    /// What jobs may not ask for any more
+    /// A label that jobs may not ask for any more
     #[arg(long = "no-label", value_name = "NAME")]
     pub no_labels: Vec<String>,
     /// The key that the supervisor signs with: 64 hex digits
@@ -93,7 +93,7 @@ pub struct RunnerDrainArgs {
     /// The runner's number
     #[arg(value_parser = values::id)]
     pub id: u32,
-    /// As `runner resume`.
+    /// Same as `runner resume`.
     #[arg(long, hide = true)]
     pub resume: bool,
 }
@@ -112,7 +112,7 @@ pub struct RunnerDeleteArgs {
     /// The runner's number
     #[arg(value_parser = values::id)]
     pub id: u32,
-    /// As with every `delete`; only those of actors and contexts have to be told so
+    /// Accepted as with every `delete`; only those of actors and contexts need it
     #[arg(long)]
     pub yes: bool,
 }
@@ -125,7 +125,7 @@ pub(super) async fn update(session: &CliSession, args: &RunnerUpdateArgs) -> Res
     output::answer(session.global.output, || json::of(&answer), text)
 }
 
-/// What is asked for, built on the runner as it is.
+/// Builds the update request: the requested changes on top of the runner as it is now.
 fn changed(context_id: u32, change: &RunnerChangeFlags, now: v1::Runner) -> v1::UpdateRunnerRequest {
     let mut labels = now.labels;
     labels.retain(|name, _| !change.no_labels.contains(name));

@@ -45,7 +45,7 @@ pub enum SagaDeadLetterCommand {
 /// Arguments of `saga letters list`.
 #[derive(Debug, Args)]
 pub struct SagaDeadLetterListArgs {
-    /// Whose letters.
+    /// Saga or instance whose letters are listed.
     #[command(flatten)]
     pub instance: SagaInstanceFilter,
     /// Only letters with this code, such as FORMULA
@@ -56,7 +56,7 @@ pub struct SagaDeadLetterListArgs {
     pub limit: u32,
 }
 
-/// What names one letter.
+/// Key of one letter.
 #[derive(Debug, Args)]
 pub struct SagaDeadLetterKeyArg {
     /// Key of the letter, as lists give it
@@ -72,10 +72,10 @@ pub struct SagaDeadLetterRedriveArgs {
     /// Leave the letters out, and apply only what waits behind them
     #[arg(long, conflicts_with_all = ["data", "data_file"])]
     pub skip: bool,
-    /// What stands in the place of its data; with one letter only.
+    /// Data that replaces the letter's; with one letter only.
     #[command(flatten)]
     pub data: SagaDataFlags,
-    /// What makes it repeatable.
+    /// Request id that makes the change repeatable.
     #[command(flatten)]
     pub repeat: SagaRequestIdFlag,
 }
@@ -89,7 +89,7 @@ pub struct SagaDeadLetterPurgeArgs {
     /// Really remove them: what they and the inputs behind them say is gone then
     #[arg(long)]
     pub yes: bool,
-    /// What makes it repeatable.
+    /// Request id that makes the change repeatable.
     #[command(flatten)]
     pub repeat: SagaRequestIdFlag,
 }

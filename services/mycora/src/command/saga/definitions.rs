@@ -28,7 +28,7 @@ Examples:
 pub struct SagaApplyArgs {
     /// The manifest, YAML; `-` for standard input
     pub file: String,
-    /// What makes it repeatable.
+    /// Request id that makes the change repeatable.
     #[command(flatten)]
     pub repeat: SagaRequestIdFlag,
 }
@@ -70,7 +70,7 @@ pub struct SagaRetireArgs {
     /// Only while this version is in force
     #[arg(long, value_name = "VERSION", value_parser = clap::value_parser!(u32).range(1..))]
     pub expect_version: Option<u32>,
-    /// What makes it repeatable.
+    /// Request id that makes the change repeatable.
     #[command(flatten)]
     pub repeat: SagaRequestIdFlag,
 }

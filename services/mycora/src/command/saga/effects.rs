@@ -124,18 +124,18 @@ pub struct SagaEffectCallArgs {
     /// The command that ordered it, a UUID
     #[arg(value_name = "COMMAND", value_parser = command)]
     pub command_id: String,
-    /// Its effect [default: whichever of the tenant's has the command]
+    /// The effect of the call [default: whichever of the tenant's has the command]
     #[arg(long, value_name = "EFFECT", value_parser = effect_name)]
     pub effect: Option<String>,
 }
 
-/// What changes of a call take.
+/// Arguments of every change of a call.
 #[derive(Debug, Args)]
 pub struct SagaEffectChangeArgs {
     /// Which call.
     #[command(flatten)]
     pub call: SagaEffectCallArgs,
-    /// What makes it repeatable.
+    /// Request id that makes the change repeatable.
     #[command(flatten)]
     pub repeat: SagaRequestIdFlag,
 }
@@ -150,13 +150,13 @@ pub struct SagaEffectCompleteArgs {
     /// The file with the token; of nobody else's to read
     #[arg(long, value_name = "FILE")]
     pub token_file: PathBuf,
-    /// It succeeded
+    /// The call succeeded
     #[arg(long)]
     pub succeeded: bool,
-    /// It failed for good, with this code
+    /// The call failed permanently, with this code
     #[arg(long, value_name = "CODE")]
     pub failed: Option<String>,
-    /// What its saga sees.
+    /// Result that the saga sees.
     #[command(flatten)]
     pub result: SagaResultFlags,
 }
@@ -168,13 +168,13 @@ pub struct SagaEffectResolveArgs {
     /// Which call.
     #[command(flatten)]
     pub change: SagaEffectChangeArgs,
-    /// It happened, and succeeded
+    /// The call happened, and succeeded
     #[arg(long)]
     pub succeeded: bool,
-    /// It did not happen, and will not
+    /// The call did not happen, and will not
     #[arg(long, conflicts_with_all = ["result", "result_file"])]
     pub not_done: bool,
-    /// What its saga sees.
+    /// Result that the saga sees.
     #[command(flatten)]
     pub result: SagaResultFlags,
 }

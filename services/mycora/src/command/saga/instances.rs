@@ -83,7 +83,7 @@ impl From<SagaStatusFilter> for v1::SagaStatus {
 /// Arguments of `saga timers`.
 #[derive(Debug, Args)]
 pub struct SagaTimersArgs {
-    /// Whose timers.
+    /// Saga or instance whose timers are listed.
     #[command(flatten)]
     pub instance: SagaInstanceFilter,
     /// Only timers that are due within so long, such as 90s, 15m, 2h or 7d

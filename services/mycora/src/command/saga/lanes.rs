@@ -38,7 +38,7 @@ pub struct SagaMoveLaneArgs {
     /// Name of the replica, as `saga server` gives it [default: the one that its place comes to]
     #[arg(long = "to", value_name = "REPLICA", default_value = "", hide_default_value = true)]
     pub replica: String,
-    /// What makes it repeatable.
+    /// Request id that makes the change repeatable.
     #[command(flatten)]
     pub repeat: SagaRequestIdFlag,
 }

@@ -35,7 +35,7 @@ pub struct SagaReplayArgs {
     /// Compare journals with their definitions; only of a saga's lane
     #[arg(long)]
     pub verify: bool,
-    /// Of all journals, only that of this correlation
+    /// Only the journal of this correlation, not all of them
     #[arg(long, value_parser = scope::correlation, requires = "verify")]
     pub correlation: Option<String>,
     /// Read again from here: a sequence of the source's stream, a time, a day (UTC), or how long ago
@@ -44,7 +44,7 @@ pub struct SagaReplayArgs {
     /// Only this source, as `saga lanes` gives it; a sequence needs one
     #[arg(long, default_value = "", hide_default_value = true, conflicts_with = "verify")]
     pub source: String,
-    /// What makes it repeatable.
+    /// Request id that makes the change repeatable.
     #[command(flatten)]
     pub repeat: SagaRequestIdFlag,
 }

@@ -1,4 +1,4 @@
-//! What commands about sagas have in common: whose sagas they are about, which instance, and what makes a change repeatable.
+//! Arguments that commands about sagas share: the tenant, the instance, and the request id that makes a change repeatable.
 
 use std::str::FromStr;
 
@@ -15,7 +15,7 @@ use crate::output::OutputFormat;
 /// Data of an event, or a result, in bytes.
 const DATA_BYTES_MAX: usize = 1_000_000;
 
-/// Whose sagas a command is about.
+/// Session of a command about sagas, and the tenant who owns them.
 pub(super) struct SagaCommandScope<'a> {
     pub(super) session: &'a CliSession,
     /// The tenant; empty where the server has none.
@@ -107,10 +107,10 @@ impl SagaRequestIdFlag {
 /// Data in JSON, as they were typed or stand in a file.
 #[derive(Debug, Clone, Args)]
 pub struct SagaDataFlags {
-    /// Its data, as JSON [default: null]
+    /// The data, as JSON [default: null]
     #[arg(long, value_name = "JSON", conflicts_with = "data_file")]
     pub data: Option<String>,
-    /// The file with its data; `-` for standard input
+    /// The file with the data; `-` for standard input
     #[arg(long, value_name = "FILE")]
     pub data_file: Option<String>,
 }

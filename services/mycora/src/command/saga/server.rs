@@ -27,10 +27,10 @@ Examples:
   mycora saga reload --dry-run --as admin
   mycora saga reload --as admin";
 
-/// What `saga pause-tenant` and `saga resume-tenant` take.
+/// Arguments of `saga pause-tenant` and `saga resume-tenant`.
 #[derive(Debug, Args)]
 pub struct SagaTenantArgs {
-    /// What makes it repeatable.
+    /// Request id that makes the change repeatable.
     #[command(flatten)]
     pub repeat: SagaRequestIdFlag,
 }
@@ -38,10 +38,10 @@ pub struct SagaTenantArgs {
 /// Arguments of `saga drain`.
 #[derive(Debug, Args)]
 pub struct SagaDrainArgs {
-    /// What is still under way then is given up: seconds, up to 3600, or a time as 5m [default: as the service was set up for]
+    /// Give up what is still under way after this time: seconds, up to 3600, or as 5m [default: as the service was set up for]
     #[arg(long, value_name = "SECS", value_parser = values::secs)]
     pub deadline: Option<u32>,
-    /// What makes it repeatable.
+    /// Request id that makes the change repeatable.
     #[command(flatten)]
     pub repeat: SagaRequestIdFlag,
 }
@@ -70,7 +70,7 @@ pub struct SagaReloadArgs {
     /// Only tell what would change, and everything that is wrong
     #[arg(long)]
     pub dry_run: bool,
-    /// What makes it repeatable.
+    /// Request id that makes the change repeatable.
     #[command(flatten)]
     pub repeat: SagaRequestIdFlag,
 }

@@ -25,16 +25,16 @@ Example:
 /// Arguments of `saga start`.
 #[derive(Debug, Args)]
 pub struct SagaStartArgs {
-    /// What is started.
+    /// Instance to start.
     #[command(flatten)]
     pub instance: SagaInstanceArg,
-    /// What it is started with.
+    /// Data with which the instance starts.
     #[command(flatten)]
     pub data: SagaDataFlags,
     /// Watch it until it has ended; Ctrl-C leaves it running
     #[arg(long, short)]
     pub watch: bool,
-    /// What makes it repeatable.
+    /// Request id that makes the change repeatable.
     #[command(flatten)]
     pub repeat: SagaRequestIdFlag,
 }
@@ -42,16 +42,16 @@ pub struct SagaStartArgs {
 /// Arguments of `saga send`.
 #[derive(Debug, Args)]
 pub struct SagaSendArgs {
-    /// Whom it is for.
+    /// Instance that receives the event.
     #[command(flatten)]
     pub instance: SagaInstanceArg,
     /// Type of the event
     #[arg(value_name = "EVENT")]
     pub event_type: String,
-    /// What it says.
+    /// Data of the event.
     #[command(flatten)]
     pub data: SagaDataFlags,
-    /// What makes it repeatable.
+    /// Request id that makes the change repeatable.
     #[command(flatten)]
     pub repeat: SagaRequestIdFlag,
 }

@@ -24,7 +24,7 @@ Examples:
 /// Arguments of `saga timeline`.
 #[derive(Debug, Args)]
 pub struct SagaTimelineArgs {
-    /// Whose timeline.
+    /// Instance whose timeline is shown.
     #[command(flatten)]
     pub instance: SagaInstanceArg,
     /// Tell events, results, data and the last state as well

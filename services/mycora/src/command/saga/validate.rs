@@ -90,7 +90,7 @@ fn read_all(paths: &[String]) -> Result<Vec<v1::ManifestFile>, CliError> {
     Ok(files)
 }
 
-/// What was found without a server.
+/// Result of a validation without a server.
 struct LocalValidation {
     answer: v1::ValidateSagaResponse,
     /// Effects that were not looked for.
@@ -98,7 +98,7 @@ struct LocalValidation {
 }
 
 impl LocalValidation {
-    /// That effects were not looked for.
+    /// Says how many effects were not looked for; nothing when problems were found.
     fn left_out(&self) -> Option<String> {
         let effects = labels::count(self.effects, "effect was", "effects were");
         (self.effects > 0 && self.answer.problems.is_empty()).then(|| {

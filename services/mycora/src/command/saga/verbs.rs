@@ -41,10 +41,10 @@ Admins may. The definition in force says from which version, and what becomes of
 Example:
   mycora saga migrate order-fulfilment order-7 --dry-run";
 
-/// What every change of an instance takes.
+/// Arguments of every change of an instance.
 #[derive(Debug, Args)]
 pub struct SagaVerbArgs {
-    /// What is changed.
+    /// Instance to change.
     #[command(flatten)]
     pub instance: SagaInstanceArg,
     /// Only tell what would follow
@@ -53,7 +53,7 @@ pub struct SagaVerbArgs {
     /// Only while the instance is still at this revision, as `saga show` tells it
     #[arg(long, value_name = "REVISION", value_parser = clap::value_parser!(u64).range(1..))]
     pub expect_revision: Option<u64>,
-    /// What makes it repeatable.
+    /// Request id that makes the change repeatable.
     #[command(flatten)]
     pub repeat: SagaRequestIdFlag,
 }
@@ -61,7 +61,7 @@ pub struct SagaVerbArgs {
 /// Arguments of `saga cancel`.
 #[derive(Debug, Args)]
 pub struct SagaCancelArgs {
-    /// What is changed.
+    /// Instance to change, and how.
     #[command(flatten)]
     pub verb: SagaVerbArgs,
     /// Why, in at most 300 characters; its definition sees it as `saga.reason`
@@ -75,7 +75,7 @@ pub struct SagaCancelArgs {
 /// Arguments of `saga kill`.
 #[derive(Debug, Args)]
 pub struct SagaKillArgs {
-    /// What is changed.
+    /// Instance to change, and how.
     #[command(flatten)]
     pub verb: SagaVerbArgs,
     /// Why, in at most 300 characters
@@ -89,10 +89,10 @@ pub struct SagaKillArgs {
 /// Arguments of `saga skip-step`.
 #[derive(Debug, Args)]
 pub struct SagaSkipStepArgs {
-    /// What is changed.
+    /// Instance to change, and how.
     #[command(flatten)]
     pub verb: SagaVerbArgs,
-    /// What stands for its result.
+    /// Result that replaces the step's.
     #[command(flatten)]
     pub result: SagaResultFlags,
 }
@@ -100,7 +100,7 @@ pub struct SagaSkipStepArgs {
 /// Arguments of `saga complete`.
 #[derive(Debug, Args)]
 pub struct SagaCompleteArgs {
-    /// What is changed.
+    /// Instance to change, and how.
     #[command(flatten)]
     pub verb: SagaVerbArgs,
     /// Why, in at most 300 characters

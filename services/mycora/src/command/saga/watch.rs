@@ -24,7 +24,7 @@ Examples:
 /// Arguments of `saga watch`.
 #[derive(Debug, Args)]
 pub struct SagaWatchArgs {
-    /// What is watched.
+    /// Saga or instance to watch.
     #[command(flatten)]
     pub instance: SagaInstanceFilter,
     /// Begin with those that have ended as well
@@ -126,10 +126,10 @@ struct SagaListWatch {
     until: WatchStopCondition,
 }
 
-/// What ends a watch.
+/// Condition that ends a watch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum WatchStopCondition {
-    /// Somebody does.
+    /// The user interrupts it.
     Interrupted,
     /// Everything was told as it is now.
     Snapshot,

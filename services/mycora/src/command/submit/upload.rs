@@ -50,7 +50,9 @@ pub(in crate::command) async fn with_uploads<T>(
 ) -> Result<Result<T, ApiCallError>, CliError> {
     for _ in 0..UPLOADS_AGAIN {
         match call().await {
-            Err(error) if error.view.reason == RpcReason::BlobMissing.as_str() && !file.uploads.is_empty() => {
+            Err(error)
+                if error.view.reason == RpcReason::BlobMissing.as_str() && !file.uploads.is_empty() =>
+            {
                 upload(session, context, file).await?;
             }
             answer => return Ok(answer),

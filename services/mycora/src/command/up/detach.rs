@@ -15,7 +15,7 @@ use crate::failure::{CliError, error_chain};
 use crate::output;
 use crate::up;
 
-/// What is typed, and what the process that is started is given in its place.
+/// Flag that is typed, and the one that the started process is given in its place.
 const DETACH: &str = "--detach";
 const DETACHED: &str = "--detached";
 /// Ends what is said on standard output once it serves.
@@ -89,7 +89,7 @@ async fn end(mut child: Child) -> CliError {
     CliError::Interrupted("interrupted; nothing was started".to_owned())
 }
 
-/// What its log says since this start.
+/// Builds the error for a process that did not start, with what its log says since `begin`.
 fn not_started(status: ExitStatus, log: &Path, begin: u64) -> CliError {
     let tail = tail(log, begin).unwrap_or_default();
     let text = format!("mycora did not start; {} says:\n{}", log.display(), tail.trim_end());

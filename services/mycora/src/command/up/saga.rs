@@ -1,4 +1,4 @@
-//! What `mycora up` takes for sagas.
+//! Arguments of `mycora up` for sagas.
 
 use std::path::PathBuf;
 
@@ -21,7 +21,7 @@ pub struct SagaFlags {
     /// The operator's manifests: all `.yaml` files of this directory
     #[arg(long, env = "MYCORA_MANIFESTS", value_name = "DIR")]
     pub manifests: Option<PathBuf>,
-    /// Whose sagas there are: a file that maps tenants to their contexts [default: context 1 alone, as
+    /// The tenants with sagas: a file that maps them to their contexts [default: context 1 alone, as
     /// the tenant `1`]
     #[arg(long, env = "MYCORA_TENANTS", value_name = "FILE")]
     pub tenants: Option<PathBuf>,
@@ -29,7 +29,7 @@ pub struct SagaFlags {
     /// directory, where `actor-1` is the key of actor 1]
     #[arg(long, env = "MYCORA_SECRETS", value_name = "DIR")]
     pub secrets: Option<PathBuf>,
-    /// Who takes commands of aggregates, as https://host:port with a certificate of the authority in use here
+    /// The service for commands of aggregates, as https://host:port with a certificate of the authority in use here
     #[arg(long, env = "MYCORA_GATEWAY", value_name = "URL")]
     pub gateway: Option<String>,
     /// The method that takes them

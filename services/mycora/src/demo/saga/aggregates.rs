@@ -22,12 +22,12 @@ use crate::failure::CliError;
 pub(super) enum DemoOrderState {
     /// Nothing came of it so far.
     Placed,
-    /// It is on its way, with this label.
+    /// The order is on its way, with this label.
     Shipped {
         /// The label.
         label: String,
     },
-    /// It was cancelled.
+    /// The order was cancelled.
     Cancelled {
         /// Why.
         reason: String,

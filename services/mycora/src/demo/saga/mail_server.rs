@@ -25,7 +25,7 @@ pub(super) struct CapturedMail {
     pub(super) content: String,
 }
 
-/// What was taken.
+/// Mail server that keeps what it accepts in memory.
 #[derive(Default)]
 pub(super) struct FakeMailServer(Mutex<Vec<CapturedMail>>);
 

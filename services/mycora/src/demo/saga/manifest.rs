@@ -5,7 +5,7 @@ const EXAMPLE: &str = include_str!("../../../../../libs/workflow/src/manifest/ex
 /// The flow that it has run for each label.
 pub(super) const FLOW: &str = include_str!("../../../demo/make-label.yaml");
 
-/// What is said differently here: servers of this machine, with a certificate of an authority of their own, and three seconds to pay
+/// Replacements in the manifest: servers of this machine, with a certificate of an authority of their own, and three seconds to pay
 /// instead of half an hour.
 const CHANGES: &[(&str, &str)] = &[
     (

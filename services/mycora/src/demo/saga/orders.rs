@@ -14,17 +14,17 @@ use crate::failure::CliError;
 /// An order.
 #[derive(Debug)]
 pub(super) struct DemoOrder {
-    /// Its number, which is the correlation of its saga.
+    /// Number of the order, which is the correlation of its saga.
     pub(super) id: String,
-    /// What it is there to show.
+    /// Purpose of the order: what it demonstrates.
     pub(super) story: &'static str,
-    /// Who gets the receipt.
+    /// Address that gets the receipt.
     pub(super) email: String,
-    /// What it costs.
+    /// Price in cents.
     pub(super) amount_cents: u64,
-    /// Whether its customer pays.
+    /// True when the customer pays.
     pub(super) is_paid: bool,
-    /// Whether the answer to its reservation is lost.
+    /// True when the answer to the reservation is lost.
     pub(super) is_answer_lost: bool,
     ends: ExpectedEnding,
 }
@@ -37,13 +37,13 @@ enum ExpectedEnding {
     Unpaid,
 }
 
-/// What was seen of an order, in everything that had to do with it.
+/// Observations of an order, from everything that took part in it.
 pub(super) struct OrderObservations<'a> {
     /// Kinds of facts of its saga.
     pub(super) way: Vec<&'a str>,
     /// How it stands.
     pub(super) aggregate: Option<DemoOrderState>,
-    /// What was done with its payment.
+    /// Operations on the order's payment.
     pub(super) payment: PaymentCounts,
     /// Mails to its customer.
     pub(super) mails: Vec<CapturedMail>,
@@ -51,13 +51,13 @@ pub(super) struct OrderObservations<'a> {
     pub(super) labels: &'a BTreeMap<String, u32>,
 }
 
-/// What came of an order.
+/// Outcome of an order.
 #[derive(Debug, Serialize)]
 pub(super) struct DemoOrderReport {
     order: String,
     status: &'static str,
     what: String,
-    /// What is not as it has to be.
+    /// Deviations from the expected outcome.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     problems: Vec<String>,
 }
@@ -100,7 +100,7 @@ pub(super) async fn labels(session: &CliSession) -> Result<BTreeMap<String, u32>
 }
 
 impl DemoOrder {
-    /// What its payment is known by.
+    /// Returns the reference of the order's payment.
     pub(super) fn reference(&self) -> String {
         format!("order-{}", self.id)
     }
@@ -178,7 +178,7 @@ impl DemoOrder {
     }
 }
 
-/// What is not as it has to be.
+/// Deviations from the expected outcome.
 #[derive(Default)]
 struct OrderProblems(Vec<String>);
 
@@ -195,12 +195,12 @@ impl OrderProblems {
 }
 
 impl DemoOrderReport {
-    /// Its row in a table.
+    /// Returns the report's row in a table.
     pub(super) fn row(&self) -> Vec<String> {
         vec![self.order.clone(), self.status.to_owned(), self.what.clone()]
     }
 
-    /// What is not as it has to be.
+    /// Returns the deviations from the expected outcome.
     pub(super) fn problems(&self) -> impl Iterator<Item = String> {
         self.problems.iter().cloned()
     }

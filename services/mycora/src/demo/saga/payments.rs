@@ -24,11 +24,11 @@ use crate::failure::CliError;
 
 /// The largest request, in bytes.
 const BODY_BYTES_MAX: usize = 64 * 1024;
-/// What nobody is trusted with, in cents.
+/// Amount from which reservations are declined, in cents.
 const DECLINED_FROM: u64 = 100_000;
 const RESERVATIONS: &str = "/v1/reservations";
 
-/// What was done for a reference.
+/// Counts of what was done for a reference.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct PaymentCounts {
     /// Reservations that were made: more than one would be a mistake.
@@ -84,7 +84,7 @@ impl FakePaymentServer {
         }
     }
 
-    /// What was done for a reference.
+    /// Returns the counts of what was done for a reference.
     pub(super) fn of(&self, reference: &str) -> PaymentCounts {
         self.ledger().payments.get(reference).cloned().unwrap_or_default()
     }

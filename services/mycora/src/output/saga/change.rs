@@ -1,4 +1,4 @@
-//! What followed from a request to change an instance.
+//! Text on what followed from a request to change an instance.
 
 use proto::v1;
 
@@ -7,13 +7,13 @@ use super::{below, fate, instance, or_dash, purpose, told, work};
 /// A request that was made.
 #[derive(Debug, Clone, Copy)]
 pub struct SagaRequestRef<'a> {
-    /// Its id.
+    /// Id of the request.
     pub request_id: &'a str,
-    /// Whether only what would follow was asked for.
+    /// True for a dry run, which only asks what would follow.
     pub dry_run: bool,
 }
 
-/// What followed, or would follow.
+/// Describes what followed, or would follow.
 #[must_use]
 pub fn text(change: &v1::SagaChange, asked: SagaRequestRef<'_>) -> String {
     let v1::SagaChange { saga, fate: _, ignored_reason, commands } = change;

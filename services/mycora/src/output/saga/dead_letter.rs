@@ -61,7 +61,7 @@ pub fn whole(letter: &v1::SagaDeadLetter) -> String {
     [told(rows), json_below("payload", payload), message].concat()
 }
 
-/// What became of letters that were redriven.
+/// Lists the outcome for letters that were redriven.
 #[must_use]
 pub fn redrives(redrives: &[v1::SagaRedrive], request_id: &str) -> String {
     let rows: Vec<_> = redrives

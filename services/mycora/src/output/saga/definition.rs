@@ -30,7 +30,7 @@ const fn owner(definition: &v1::SagaDefinition) -> &'static str {
     if definition.applied_by_tenant { "tenant" } else { "operator" }
 }
 
-/// What starts an instance beside a request.
+/// Names what starts an instance, besides a request.
 fn starts(definition: &v1::SagaDefinition) -> String {
     let schedule = Some(&definition.schedule).filter(|schedule| !schedule.is_empty());
     let schedule = schedule.map(|schedule| format!("at {schedule}"));

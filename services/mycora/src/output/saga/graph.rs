@@ -32,7 +32,7 @@ pub fn text(graph: &v1::GetSagaGraphResponse) -> String {
     text
 }
 
-/// What is to be known of a node at a glance.
+/// Returns the marks of a node: current, visited, pivot or to undo.
 fn marks(node: &v1::SagaGraphNode) -> Vec<&'static str> {
     let marks = [
         (node.current, "here"),
@@ -43,7 +43,7 @@ fn marks(node: &v1::SagaGraphNode) -> Vec<&'static str> {
     marks.into_iter().filter(|(is_so, _)| *is_so).map(|(_, mark)| mark).collect()
 }
 
-/// What is ordered at a node, how much of it has to succeed, and the timers that are set there.
+/// Lists what is ordered at a node, how much of it has to succeed, and the timers that are set there.
 fn orders(node: &v1::SagaGraphNode) -> Vec<String> {
     let mut lines: Vec<_> = node
         .orders
@@ -65,7 +65,7 @@ fn orders(node: &v1::SagaGraphNode) -> Vec<String> {
     lines
 }
 
-/// What has an edge taken.
+/// Returns the label of an edge: when it is taken.
 fn label(edge: &v1::SagaGraphEdge) -> String {
     let what = match (edge.kind(), edge.event_type.as_str()) {
         (v1::SagaEdgeKind::Success, _) => "success".to_owned(),

@@ -6,7 +6,7 @@ use proto::v1;
 use super::{ago, below, change, json_below, moment, or_dash, purpose, short, status, told, until};
 use crate::output::{labels, table};
 
-/// Whether an instance has ended.
+/// Returns true when the instance has ended.
 #[must_use]
 pub fn is_ended(saga: &v1::Saga) -> bool {
     let ends = [
@@ -40,7 +40,7 @@ fn stands(saga: &v1::Saga) -> String {
     text
 }
 
-/// What names an instance, and where it stands.
+/// Returns the rows that name an instance and give its status.
 pub(super) fn head(saga: &v1::Saga) -> Vec<(&'static str, String)> {
     vec![
         ("saga", saga.saga.clone()),

@@ -39,7 +39,7 @@ pub fn drained(answer: &v1::SagaServiceDrainResponse, tenant: &str, request_id: 
     told(rows)
 }
 
-/// What is in force since a reload, or would be.
+/// Describes what a reload changed, or would change.
 #[must_use]
 pub fn reloaded(answer: &v1::SagaServiceReloadResponse, dry_run: bool, request_id: &str) -> String {
     let mut text: String = answer.changes.iter().map(change).collect();

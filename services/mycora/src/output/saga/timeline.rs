@@ -39,7 +39,7 @@ fn row(entry: &v1::SagaTimelineEntry) -> Vec<String> {
     vec![entry.revision.to_string(), time::exact(moment), input, followed(entry)]
 }
 
-/// What followed from an input.
+/// Describes what followed from an input.
 fn followed(entry: &v1::SagaTimelineEntry) -> String {
     if entry.fate() != v1::SagaInputFate::Applied {
         return fate(entry.fate(), &entry.ignored_reason);

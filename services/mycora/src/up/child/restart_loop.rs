@@ -57,7 +57,7 @@ impl ChildHandle {
         }
     }
 
-    /// Whether the server has ended and cannot be started again.
+    /// Returns true when the server has ended and cannot be started again.
     #[must_use]
     pub(in crate::up) fn is_lost(&self) -> bool {
         self.lost.borrow().is_some()

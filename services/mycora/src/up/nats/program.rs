@@ -52,7 +52,7 @@ impl NatsProgram {
         self.version.to_string()
     }
 
-    /// Whether it can bring every message to the disk before it acknowledges.
+    /// Returns true when the server can sync every message to disk before it acknowledges it.
     #[must_use]
     pub(super) fn syncs_always(&self) -> bool {
         self.version >= SYNCS_ALWAYS

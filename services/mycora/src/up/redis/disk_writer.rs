@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use tokio::time::MissedTickBehavior;
 
-/// What the end of the machine may cost, beside the time that the disk takes.
+/// Time between syncs: the end of the machine may cost this much, besides the time that the disk takes.
 const INTERVAL: Duration = Duration::from_secs(1);
 
 /// The append-only files of a server, and how long each was when it was last brought to the disk.

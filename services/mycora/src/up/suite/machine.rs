@@ -97,7 +97,7 @@ pub(super) async fn end_scripts(work_dir: PathBuf) {
     }
 }
 
-/// Whose runners take jobs of context 1; `true` for the one on this machine.
+/// Returns the addresses of runners that take jobs of context 1; `true` for the one on this machine.
 pub(super) fn runner_addresses(parts: &SuiteParts<'_>) -> Result<Vec<(Address, bool)>, UpError> {
     let mut addresses = Vec::new();
     if parts.options.supervisor {

@@ -125,7 +125,7 @@ fn events(has_tenants: bool) -> StreamSpec {
     StreamSpec::managed(saga::lane::AGGREGATE_EVENTS, &[subject], EVENTS_KEPT)
 }
 
-/// Who takes commands of aggregates. The server proves itself by a certificate of the authority that this process has.
+/// Connects to the service that takes commands of aggregates; its certificate is of this process's authority.
 fn gateway(options: &SagaOptions, parts: &SuiteParts<'_>) -> Result<Arc<dyn Gateway>, UpError> {
     let Some((url, method)) = &options.gateway else { return Ok(Arc::new(NoGateway)) };
     let channel =

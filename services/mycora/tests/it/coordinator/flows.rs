@@ -10,9 +10,9 @@ use tonic::{Request, Response, Status};
 
 use super::{Answers, CoordinatorScript, ScriptedServices, answers, refused};
 
-/// Its log never ends.
+/// Number of a flow whose log never ends.
 const TALKS_ON: u32 = 7;
-/// Of one that failed, and was another actor's.
+/// Number of a flow that failed, and was another actor's.
 const SIGNED: u32 = 12;
 /// The flow of a job that completes, fails, never ends; by the name of the job.
 const JOBS: [(&str, u32); 3] = [("good", 8), ("bad", 9), ("slow", 10)];

@@ -1,15 +1,15 @@
 //! The blocks of a page, and whether something is what one says that was printed.
 
-/// What stands for lines that are not told.
+/// Placeholder for lines that are left out.
 const ELLIPSIS: &str = "…";
-/// What stands for what differs from run to run.
+/// Placeholder for text that differs from run to run.
 const SOME: &str = "#";
 const UNITS: [&str; 6] = ["ms", "s", "min", "h", "d", "MiB"];
 
-/// What stands between two fences.
+/// Text between two fences, and where it stands on the page.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Block {
-    /// What follows the first fence.
+    /// Text after the first fence, which names the language.
     pub(super) language: String,
     /// The lines between them, each with its end.
     pub(super) text: String,
@@ -39,7 +39,7 @@ pub(super) fn blocks(page: &str) -> Vec<Block> {
     found
 }
 
-/// Whether this was printed, but for times, for widths of columns, and for lines that `…` stands for.
+/// Returns true when this was printed, but for times, widths of columns, and lines that `…` stands for.
 pub(super) fn is_what_was_printed(said: &str, printed: &str) -> bool {
     let shapes = |text: &str| text.trim().lines().map(shape).collect::<Vec<_>>();
     matches(&shapes(said), &shapes(printed))

@@ -2,7 +2,7 @@
 
 use mycora_cli::cli;
 
-/// What stands for a value, and one that it may have.
+/// Placeholders for values, each with a value that it may have.
 const VALUES: [(&str, &str); 24] = [
     ("ID", "7"),
     ("JOB", "merge"),
@@ -58,7 +58,7 @@ fn command_lines() -> Vec<String> {
     lines
 }
 
-/// What can be typed for a line: without what stands in brackets and with it, and each of what `|` separates.
+/// Returns what can be typed for a line: without the parts in brackets and with them, and each of what `|` separates.
 fn typed(line: &str) -> Vec<Vec<String>> {
     let without: String =
         line.split('[').map(|part| part.split_once(']').map_or(part, |(_, rest)| rest)).collect();
@@ -78,7 +78,7 @@ fn typed(line: &str) -> Vec<Vec<String>> {
     all
 }
 
-/// What is typed for a word.
+/// Returns the text typed for a word.
 fn value(word: &str) -> String {
     let word = word.trim_end_matches("...");
     let known = VALUES.iter().find(|(name, _)| *name == word);

@@ -1,4 +1,4 @@
-//! What a terminal shows.
+//! Content that a terminal shows.
 
 /// The lines that stand on a terminal of so many columns when all of this was written to it, with those that have scrolled away.
 /// Knows what progress is drawn with; anything else is a panic.

@@ -1,4 +1,4 @@
-//! What an osis job can call beside what a rhai job can.
+//! Functions that an osis job can call beside those of a rhai job.
 
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
@@ -16,7 +16,7 @@ use crate::runtimes::rhai::{
 };
 use crate::wire::ServedFunction;
 
-/// What an operation counts as in steps, beside one for each kilobyte that is read or each ten ids.
+/// Steps that an operation counts as, beside one for each kilobyte that is read or each ten ids.
 const STEPS: u64 = 100;
 
 impl CancellationCheck for ScriptLimits {
@@ -108,7 +108,7 @@ impl OsisFunctions {
     }
 }
 
-/// What is asked for of a list: all of it, or a page.
+/// Part of a list that a script asks for: all of it, or a page.
 struct ObjectPageRequest(Option<(ImmutableString, INT)>);
 
 impl ObjectPageRequest {

@@ -37,11 +37,11 @@ pub(super) enum ObjectStoreError {
     /// Not a name, or not an id.
     #[error("{what} {name:?}: {why}")]
     Name {
-        /// What it should name.
+        /// Kind of thing that it should name.
         what: &'static str,
-        /// It.
+        /// Name that was given.
         name: String,
-        /// What is wrong with it.
+        /// Reason why the name is invalid.
         why: String,
     },
     /// Too much for one object.
@@ -94,9 +94,9 @@ pub(crate) const INDEXES_MAX: usize = 16;
 /// The most ids that one call gives.
 pub(crate) const PAGE_MAX: usize = 10_000;
 
-/// Whether, and how, the store should go on. On the script's thread.
+/// Check whether the store should go on, and how it waits. Runs on the script's thread.
 pub(super) trait CancellationCheck: Send {
-    /// Whether to go on.
+    /// Returns true while the store should go on.
     fn lasts(&self) -> bool;
     /// Waits; gives whether to go on.
     fn wait(&self, time: Duration) -> bool;
@@ -349,7 +349,7 @@ fn bounds(page: Option<ObjectPage<'_>>) -> (&str, i64) {
     (after, signed(count as u64))
 }
 
-/// As the database counts.
+/// Converts a count to the database's type.
 fn signed(count: u64) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
 }

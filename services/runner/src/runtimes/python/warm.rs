@@ -46,7 +46,7 @@ struct WarmPythonInner {
     pool: Mutex<InterpreterPool<WarmInterpreter>>,
 }
 
-/// What the script's process is told.
+/// Request that the script's process is sent.
 #[derive(Serialize)]
 struct PythonJobRequest<'a> {
     script: &'a str,

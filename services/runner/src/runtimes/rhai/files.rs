@@ -19,7 +19,7 @@ use crate::workspace::{Workspace, create_inside, open_inside, read_inside, size_
 const NAMES_MAX: usize = 10_000;
 /// How much is written between two looks at what the directory holds.
 const BYTES_BETWEEN_LOOKS: u64 = 16 * 1024 * 1024;
-/// What creating a file or a directory counts as.
+/// Bytes that creating a file or a directory counts as.
 const CREATION_BYTES: u64 = 4096;
 
 /// The directory of a job. Clones are the same.
@@ -30,7 +30,7 @@ struct ScriptFilesInner {
     workspace: Arc<Workspace>,
     bytes_max: u64,
     limits: ScriptLimits,
-    /// What the directory may hold now: what it held at the last look, and what was written since.
+    /// Bytes that the directory may hold now: those of the last look, and those written since.
     held: Mutex<DirectoryUsage>,
 }
 
@@ -90,7 +90,7 @@ impl ScriptFiles {
         Ok(file)
     }
 
-    /// What the script makes belongs to whom its processes run as.
+    /// Gives a file that the script makes to the user that its processes run as.
     fn give(&self, file: impl std::os::fd::AsFd) -> io::Result<()> {
         match self.0.workspace.owner() {
             None => Ok(()),
@@ -152,7 +152,7 @@ impl ScriptFiles {
         Ok(self.0.workspace.dir().join(path))
     }
 
-    /// Whether there is something. A link is there, wherever it leads.
+    /// Returns true if the path names something. A link exists, wherever it leads.
     pub(crate) fn exists(&self, path: &str) -> Result<bool, String> {
         match self.parent(path).and_then(|(parent, name)| stat(&parent, &name)) {
             Ok(_) => Ok(true),

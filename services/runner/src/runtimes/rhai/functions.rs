@@ -26,7 +26,7 @@ impl From<String> for ScriptFunctionError {
     }
 }
 
-/// What a function gives.
+/// Result of a function.
 pub(crate) type ScriptFunctionResult<T> = Result<T, ScriptFunctionError>;
 
 /// Functions of one job. They block.
@@ -84,7 +84,7 @@ impl FunctionArgs {
         Ok(Duration::try_from_secs_f64(secs).unwrap_or(forever).min(AT_MOST))
     }
 
-    /// Whether there are no more.
+    /// Returns true if there are no more arguments.
     pub(crate) fn is_empty(&self) -> bool {
         self.0.len() == 0
     }

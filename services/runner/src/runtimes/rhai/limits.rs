@@ -47,7 +47,7 @@ impl ScriptLimits {
         }
     }
 
-    /// Whether its time is over.
+    /// Returns true if the script's time is over.
     pub(super) fn is_out_of_time(&self) -> bool {
         self.0.deadline.is_some_and(|deadline| Instant::now() >= deadline)
     }

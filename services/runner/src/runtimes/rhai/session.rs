@@ -62,7 +62,7 @@ pub(super) async fn run(
     (end, None)
 }
 
-/// What an engine says of an end that is none of the script's own.
+/// Returns the end of a job whose engine reports an end that is not the script's own.
 fn told_end(ended: EngineScriptEnd, job: &ScriptJob, limits: &ScriptLimits) -> ScriptEnd {
     ScriptEnd::Broken(match ended {
         EngineScriptEnd::Terminated => {

@@ -25,7 +25,7 @@ pub(super) struct RustProgramCache {
 }
 
 impl RustProgramCache {
-    /// Of the context with this directory.
+    /// Returns the cache of the context with this directory.
     pub(super) fn of(context_dir: &Path) -> Self {
         Self { dir: context_dir.join("cache"), bytes_max: RUST_CACHE_BYTES_MAX }
     }

@@ -9,7 +9,7 @@ use crate::runtime::RuntimeResources;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct RustEditions(Vec<String>);
 
-/// What tells a compiler which edition a script is of.
+/// Returns the flag that tells a compiler the edition of a script.
 pub(super) fn flag(edition: &str) -> String {
     format!("--edition={edition}")
 }
@@ -30,7 +30,7 @@ impl RustEditions {
         (!named.is_empty()).then_some(Self(named))
     }
 
-    /// What scripts are of that name none.
+    /// Returns the edition of scripts that name none.
     pub(super) fn newest(&self) -> &str {
         self.0.first().map_or("2015", String::as_str)
     }

@@ -21,10 +21,10 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 const TIMEOUT_MAX: Duration = Duration::from_secs(3600);
 /// The most that a request or an answer may carry.
 pub(super) const BODY_BYTES_MAX: usize = FILE_BYTES_MAX;
-/// What one request counts as in steps.
+/// Steps that one request counts as.
 const STEPS: u64 = 1000;
 
-/// What a job's requests are made with.
+/// HTTP client for a job's requests.
 pub(super) struct ScriptHttpClient {
     trust: TrustAnchors,
     runtime: Handle,

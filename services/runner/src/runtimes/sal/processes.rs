@@ -19,12 +19,12 @@ use crate::runtimes::rhai::{ScriptFiles, ScriptFunctionResult, ScriptLimits};
 const OUTPUT_BYTES_MAX: usize = 4 * 1024 * 1024;
 /// How many arguments a program gets, and how many bytes they have together.
 const ARGUMENTS_MAX: (usize, usize) = (4096, 128 * 1024);
-/// What running a program counts as in steps.
+/// Steps that running a program counts as.
 const STEPS: u64 = 10_000;
 /// Where what a program reads is laid for it.
 const STDIN: &str = ".mycora/stdin";
 
-/// What a job's programs are run with.
+/// Runner of a job's programs.
 pub(super) struct ProgramRunner {
     launcher: ProcessExecutor,
     runtime: Handle,
@@ -33,7 +33,7 @@ pub(super) struct ProgramRunner {
     files: ScriptFiles,
 }
 
-/// What a script asks for.
+/// Program run that a script asks for.
 struct ProgramRunRequest {
     program: PathBuf,
     args: Vec<OsString>,
@@ -42,7 +42,7 @@ struct ProgramRunRequest {
     timeout: Option<Duration>,
 }
 
-/// What became of it.
+/// Result of a program run.
 struct ProgramRunResult {
     end: ScriptEnd,
     out: Vec<u8>,

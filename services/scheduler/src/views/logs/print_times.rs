@@ -25,8 +25,8 @@ impl PrintTimes {
         held.map(|held| LogTime { offset: held.offset.max(piece.start), time: held.time }).collect()
     }
 
-    /// The first byte that was printed at `since` or later; nothing when all was printed before. Where no time is known
-    /// nobody can say that, so it is the first of all.
+    /// Returns the first byte that was printed at `since` or later; nothing when all was printed before. Without any known
+    /// time it is the first of all.
     #[must_use]
     pub fn first_since(&self, since: Timestamp) -> Option<u64> {
         if self.0.is_empty() {

@@ -14,7 +14,7 @@ const SLOTS: u64 = 16_384;
 /// With fewer Sentinels nobody is elected when one is away.
 const SENTINELS_MIN: usize = 3;
 
-/// What an endpoint is called beside others: host and port.
+/// Returns the host and port of an endpoint, which tell it apart from others.
 pub(super) fn place(endpoint: &str) -> &str {
     let behind_user = endpoint.rsplit(['/', '@']).find(|part| part.contains(':'));
     behind_user.unwrap_or(endpoint)
@@ -51,7 +51,7 @@ pub(super) async fn cluster(endpoint: &KvEndpoint) -> Vec<Finding> {
     }
 }
 
-/// Whether somebody serves every slot, as `CLUSTER INFO` says.
+/// Checks that every slot is served, according to `CLUSTER INFO`.
 fn slots(info: &str) -> Finding {
     const CHECK: &str = "redis cluster";
     let fields: BTreeMap<_, _> = info.lines().filter_map(|line| line.trim().split_once(':')).collect();
@@ -97,7 +97,7 @@ impl<'a> RedisClusterNode<'a> {
     }
 }
 
-/// Who is away, and whose end would take slots away.
+/// Lists nodes that are away, and primaries without a replica, whose end would take slots away.
 fn members(nodes: &[RedisClusterNode<'_>]) -> Vec<Finding> {
     let away = nodes.iter().filter(|node| !node.is_well()).map(|node| {
         let flags = node.flags.iter().copied().collect::<Vec<_>>().join(",");
@@ -163,7 +163,7 @@ pub(super) async fn sentinels(endpoint: &KvEndpoint, master: &str) -> Vec<Findin
     findings
 }
 
-/// What one Sentinel says of the master.
+/// Report of one Sentinel on the master.
 struct SentinelReport {
     place: String,
     flags: String,

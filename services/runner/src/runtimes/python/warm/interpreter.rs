@@ -33,7 +33,7 @@ const FORK_TIMEOUT: Duration = Duration::from_secs(10);
 /// How much is kept of what goes wrong in one.
 const TROUBLE_BYTES_MAX: usize = 16 * 1024;
 
-/// What interpreters are started with.
+/// Configuration that interpreters are started with.
 #[derive(Debug)]
 pub(super) struct WarmPythonConfig {
     pub(super) launcher: ProcessExecutor,
@@ -44,7 +44,7 @@ pub(super) struct WarmPythonConfig {
     /// The executable and its arguments.
     pub(super) program: PathBuf,
     pub(super) args: Vec<String>,
-    /// What scripts have to read beside what every script may.
+    /// Paths that scripts have to read, in addition to those that every script may.
     pub(super) reads: Vec<PathBuf>,
 }
 
@@ -126,7 +126,7 @@ impl WarmInterpreter {
         }
     }
 
-    /// Whether it serves no further job: it has ended, or the context's directory is another one.
+    /// Returns true if the interpreter serves no further job: it has ended, or the context's directory is another one.
     pub(super) fn is_gone(&self) -> bool {
         self.gone.load(Ordering::Relaxed) || identity(&self.jobs).ok() != Some(self.identity)
     }

@@ -17,21 +17,21 @@ pub(super) const JOBS_MAX: u32 = 1000;
 /// For how long nothing is tried after one could not be started.
 const FAILURE_PAUSE: Duration = Duration::from_secs(30);
 
-/// Whose interpreter: nothing of it is ever anybody else's.
+/// Key of an interpreter, which is never shared between keys.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct InterpreterKey {
     pub(super) context: ContextUid,
     /// The user that it runs as, when that is not the runner's.
     pub(super) owner: Option<u32>,
     pub(super) network: bool,
-    /// What its init does for the jobs: another policy makes it another interpreter.
+    /// Calls that the init makes for the jobs: another policy needs another interpreter.
     pub(super) broker: BrokerRules,
 }
 
-/// Where one is, or is being started: whoever comes meanwhile waits for the same one.
+/// Cell of an interpreter that runs or is being started: jobs that come meanwhile wait for the same one.
 pub(super) type InterpreterCell<T> = Arc<OnceCell<Arc<T>>>;
 
-/// The interpreters that are there. One is in use as long as somebody has a clone of it or of its place.
+/// Interpreters that are running. An interpreter is in use as long as there is another clone of it or of its cell.
 #[derive(Debug)]
 pub(super) struct InterpreterPool<T> {
     kept: HashMap<InterpreterKey, InterpreterPoolEntry<T>>,
@@ -47,7 +47,7 @@ struct InterpreterPoolEntry<T> {
     failed_until: Option<Instant>,
 }
 
-/// What a job gets.
+/// Interpreter that a job gets.
 #[derive(Debug)]
 pub(super) struct InterpreterCheckout<T> {
     pub(super) place: InterpreterCell<T>,
@@ -127,7 +127,7 @@ impl<T> InterpreterPool<T> {
         }
     }
 
-    /// Gives up what nobody has used for long, and what `is_gone` says of.
+    /// Removes interpreters that were unused for long, or of which `is_gone` is true.
     pub(super) fn tidy(&mut self, now: Instant, is_gone: impl Fn(&T) -> bool) {
         self.kept.retain(|_, kept| {
             let gone = kept.place.get().is_some_and(|interpreter| is_gone(interpreter));

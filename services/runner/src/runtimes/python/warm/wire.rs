@@ -1,4 +1,4 @@
-//! What the runner and a warm interpreter say to each other, beside what every init says.
+//! Messages between the runner and a warm interpreter, beside those of every init.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -17,13 +17,13 @@ const SAID_BYTES_MAX: usize = 1024;
 /// The most descriptors that are handed over at once: a job's socket, its request, two outputs, its rules.
 const DESCRIPTORS_MAX: usize = 5;
 
-/// What is heard of a warm interpreter.
+/// Message from a warm interpreter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub(super) enum InterpreterMessage {
-    /// It has imported everything, and may be asked for inits.
+    /// The interpreter has imported everything, and may be asked for inits.
     Warm,
-    /// This init can take a job.
+    /// The init with this pid can take a job.
     Free { pid: u32 },
 }
 

@@ -11,7 +11,7 @@ const IDLE_MAX: usize = 16;
 /// How long one waits.
 const IDLE_TIME_MAX: Duration = Duration::from_secs(60);
 
-/// Whose engine: nothing of it is ever anybody else's.
+/// Key of an engine, which is never shared between keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct EngineKey {
     pub(super) context: ContextUid,

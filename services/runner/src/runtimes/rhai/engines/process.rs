@@ -29,7 +29,7 @@ const JOBS_MAX: u32 = 1000;
 const SHORT: Duration = Duration::from_millis(500);
 /// How long the end of a process may take of which the socket is closed.
 const END_TIMEOUT: Duration = Duration::from_secs(2);
-/// What an engine may hold beside what its script may: what one step may take, a deep stack, and itself.
+/// Bytes that an engine may hold beyond its script's limit: one step's allocations, a deep stack, and the engine itself.
 const OVERHEAD_BYTES: u64 = STEP_BYTES_MAX + STACK_BYTES as u64;
 /// The bound of the addresses of an engine, where no control group bounds its memory. The stack and the program are in it.
 const ADDRESS_BYTES: u64 = RHAI_MEMORY_BYTES_MAX + OVERHEAD_BYTES + 1024 * 1024 * 1024;
@@ -127,7 +127,7 @@ impl EngineProcess {
         Ok(Self { child, receiver, slot, jobs: 1, begun: Instant::now(), _record: record })
     }
 
-    /// Whether it waits for a job, and takes the bounds of this one.
+    /// Returns true if the engine waits for a job, and the bounds of this one could be set.
     pub(super) fn is_ready(&mut self, job: &ScriptJob) -> bool {
         let mut byte = [0; 1];
         // Nothing is heard of one that waits; one that has ended has closed its end. Not by way of the event loop, which may
@@ -143,7 +143,7 @@ impl EngineProcess {
         waits && self.slot.as_ref().is_none_or(|slot| bound(slot, job).is_ok())
     }
 
-    /// Whether it serves no further job.
+    /// Returns true if the engine serves no further job.
     pub(super) fn is_worn(&self) -> bool {
         self.jobs >= JOBS_MAX || self.begun.elapsed() > SHORT
     }
