@@ -403,6 +403,7 @@ impl<S: ChoiceSource> ScriptGenerator<S> {
     }
 
     fn expression(&mut self, kind: ScriptValueKind, depth: usize) -> String {
+        use ScriptValueKind as Kind;
         let is_leaf = depth >= DEPTH_MAX || self.source.choose(3) == 0;
         if is_leaf {
             return match self.variable(kind) {
@@ -413,9 +414,8 @@ impl<S: ChoiceSource> ScriptGenerator<S> {
         let deeper = depth + 1;
         let mut of = |kind| self.expression(kind, deeper);
         let ways = match kind {
-            ScriptValueKind::Int => {
-                let (a, b) = (of(ScriptValueKind::Int), of(ScriptValueKind::Int));
-                let (text, list) = (of(ScriptValueKind::Text), of(ScriptValueKind::List));
+            Kind::Int => {
+                let (a, b, text, list) = (of(Kind::Int), of(Kind::Int), of(Kind::Text), of(Kind::List));
                 vec![
                     format!("({a} + {b})"),
                     format!("({a} * {b} % 1000)"),
@@ -429,8 +429,8 @@ impl<S: ChoiceSource> ScriptGenerator<S> {
                     format!("{list}.index_of({a})"),
                 ]
             }
-            ScriptValueKind::Float => {
-                let (a, n) = (of(ScriptValueKind::Float), of(ScriptValueKind::Int));
+            Kind::Float => {
+                let (a, n) = (of(Kind::Float), of(Kind::Int));
                 vec![
                     format!("({a} * 1.5)"),
                     format!("({a} / ({n} % 3).to_float())"),
@@ -438,8 +438,8 @@ impl<S: ChoiceSource> ScriptGenerator<S> {
                     format!("({n}).to_float()"),
                 ]
             }
-            ScriptValueKind::Text => {
-                let (a, n) = (of(ScriptValueKind::Text), of(ScriptValueKind::Int));
+            Kind::Text => {
+                let (a, n) = (of(Kind::Text), of(Kind::Int));
                 vec![
                     format!("({a} + {n})"),
                     format!("{a}.sub_string({n}, 4)"),
@@ -448,17 +448,16 @@ impl<S: ChoiceSource> ScriptGenerator<S> {
                     format!("to_json(#{{ k: {n} }})"),
                 ]
             }
-            ScriptValueKind::Truth => {
-                let (a, b, text) =
-                    (of(ScriptValueKind::Int), of(ScriptValueKind::Int), of(ScriptValueKind::Text));
+            Kind::Truth => {
+                let (a, b, text) = (of(Kind::Int), of(Kind::Int), of(Kind::Text));
                 vec![
                     format!("({a} < {b})"),
                     format!("({a} == {b} || {text}.is_empty())"),
                     format!("!({text}.contains(\"é\"))"),
                 ]
             }
-            ScriptValueKind::List => {
-                let (a, n) = (of(ScriptValueKind::List), of(ScriptValueKind::Int));
+            Kind::List => {
+                let (a, n) = (of(Kind::List), of(Kind::Int));
                 vec![
                     format!("({a} + [{n}])"),
                     format!("{a}.map(|x| [x])"),
@@ -468,19 +467,18 @@ impl<S: ChoiceSource> ScriptGenerator<S> {
                     format!("(\"a-b\".split(\"-\") + [{n}])"),
                 ]
             }
-            ScriptValueKind::Map => {
-                let (m, n, text) =
-                    (of(ScriptValueKind::Map), of(ScriptValueKind::Int), of(ScriptValueKind::Text));
+            Kind::Map => {
+                let (m, n, text) = (of(Kind::Map), of(Kind::Int), of(Kind::Text));
                 vec![format!("({m} + #{{ b: {n} }})"), format!("#{{ a: {n}, t: {text}, m: {m} }}")]
             }
-            ScriptValueKind::Blob => {
-                let (b, n) = (of(ScriptValueKind::Blob), of(ScriptValueKind::Int));
+            Kind::Blob => {
+                let (b, n) = (of(Kind::Blob), of(Kind::Int));
                 vec![format!("({b} + blob(2, {n}))"), format!("blob(({n} % 50).abs(), {n})")]
             }
-            ScriptValueKind::Char => {
-                vec![format!("(({}) + \"é€\")[1]", of(ScriptValueKind::Text)), "\"é€\"[1]".to_owned()]
+            Kind::Char => {
+                vec![format!("(({}) + \"é€\")[1]", of(Kind::Text)), "\"é€\"[1]".to_owned()]
             }
-            ScriptValueKind::Time => vec![format!("(timestamp() + {} % 1000)", of(ScriptValueKind::Int))],
+            Kind::Time => vec![format!("(timestamp() + {} % 1000)", of(Kind::Int))],
         };
         ways[self.source.choose(ways.len())].clone()
     }

@@ -240,17 +240,9 @@ impl SagaLaneOwner {
         tasks.spawn(rewind::find_held(Arc::clone(&rows), to_held));
         let timers = LaneTimers::load(&rows).await?;
         let SagaLane { tenant, saga, shard, definitions, .. } = lane;
+        let shared = SagaLaneContext { tenant, saga, shard, rows, definitions, usage, census, letters };
         Ok(Self {
-            shared: Arc::new(SagaLaneContext {
-                tenant,
-                saga,
-                shard,
-                rows,
-                definitions,
-                usage,
-                census,
-                letters,
-            }),
+            shared: Arc::new(shared),
             working_of: vec![0; sources.len()],
             is_lost: vec![false; sources.len()],
             sources,

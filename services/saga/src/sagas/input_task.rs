@@ -86,10 +86,8 @@ impl InputTask {
                 Ok(room) => room,
                 Err(full) => {
                     let starved = shared.refuse_start(&item, &full).await.then_some(full);
-                    return Ok(InputOutcome {
-                        starved,
-                        ..InputOutcome::unchanged(correlation, item, Some(current))
-                    });
+                    let unchanged = InputOutcome::unchanged(correlation, item, Some(current));
+                    return Ok(InputOutcome { starved, ..unchanged });
                 }
             };
             let commit = shared.commit_of(&correlation, &current, &decision, &item, note.clone());

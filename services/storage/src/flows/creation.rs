@@ -371,12 +371,8 @@ impl FlowCreation<'_> {
         flow.jobs.clear();
         let first_job = JobId(u32::try_from(next().uint()?).unwrap_or_default());
         let last_commit = last_commit.to_owned();
-        Ok(CreateFlowOutcome::Made(Box::new(StoredFlow {
-            flow,
-            node_count: new.node_count,
-            first_job,
-            last_commit,
-        })))
+        let stored = StoredFlow { flow, node_count: new.node_count, first_job, last_commit };
+        Ok(CreateFlowOutcome::Made(Box::new(stored)))
     }
 }
 
