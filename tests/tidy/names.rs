@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use crate::source::{self, Source, line_of, occurrences};
+use crate::source::{self, Source, identifier, line_of, occurrences};
 use crate::{Finding, check, root};
 
 /// Names that say nothing, alone or as a part.
@@ -64,8 +64,7 @@ fn types(files: &[Source]) -> BTreeMap<String, Vec<(String, usize)>> {
                 if keyword == "type " && code[..at].ends_with("    ") {
                     continue;
                 }
-                let rest = &code[at + keyword.len()..];
-                let name: String = rest.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+                let name = identifier(&code, at + keyword.len());
                 if name.starts_with(char::is_uppercase) {
                     found.entry(name).or_default().push((file.path.clone(), line_of(&code, at)));
                 }

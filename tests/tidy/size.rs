@@ -1,6 +1,6 @@
 //! Files and functions that one can still take in.
 
-use crate::source::{self, Source, block, line_of, occurrences};
+use crate::source::{self, Source, block, identifier, line_of, occurrences};
 use crate::{Finding, check, root};
 
 /// Lines that fit one purpose. A longer file is two.
@@ -37,8 +37,7 @@ fn long_functions(file: &Source) -> Vec<Finding> {
         let (first, last) = (line_of(&code, at), line_of(&code, end));
         let lines = last - first + 1;
         if lines > FUNCTION_LINES_MAX {
-            let name: String =
-                code[at + 3..].chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+            let name = identifier(&code, at + 3);
             let what = format!("`{name}` has {lines} lines, {FUNCTION_LINES_MAX} are the limit");
             found.push(Finding { path: file.path.clone(), line: first, what });
         }

@@ -89,6 +89,11 @@ pub(crate) fn line_of(text: &str, offset: usize) -> usize {
     text[..offset].bytes().filter(|byte| *byte == b'\n').count() + 1
 }
 
+/// Reads the identifier that begins at `offset`; empty where none does.
+pub(crate) fn identifier(code: &str, offset: usize) -> String {
+    code[offset..].chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect()
+}
+
 /// Where each `needle` begins in `code`, as a word of its own at its front.
 pub(crate) fn occurrences<'a>(code: &'a str, needle: &'a str) -> impl Iterator<Item = usize> + 'a {
     code.match_indices(needle).map(|(at, _)| at).filter(move |at| {

@@ -28,10 +28,8 @@ impl ExecutionRecord {
             ScriptSource::Blob(_) => None,
         };
         let text = serde_json::to_string(&execution)?;
-        let hash = match without_bytes(&execution) {
-            None => hash(&text, inline.as_deref(), signature.as_deref())?,
-            Some(bare) => hash(&serde_json::to_string(&bare)?, inline.as_deref(), signature.as_deref())?,
-        };
+        let bare = without_bytes(&execution).map(|bare| serde_json::to_string(&bare)).transpose()?;
+        let hash = hash(bare.as_ref().unwrap_or(&text), inline.as_deref(), signature.as_deref())?;
         let script = match execution.script {
             ScriptSource::Inline(_) => inline.unwrap_or_default(),
             ScriptSource::Blob(blob) => blob.sha256.to_string(),
