@@ -1,6 +1,6 @@
-//! Calls that are open, and what is asked of them while commands wait for room.
+//! Open calls, and requests about them while commands wait for room.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use model::EffectState;
@@ -50,24 +50,27 @@ async fn words_for_open_calls_come_past_commands_that_wait_for_room() {
         stopped("flow 2").await;
         assert_eq!(world.open_calls().await, 2);
         end_with(2, ProviderAnswer::Cancelled);
-        let is_unwanted = async || {
+        // An unwanted call may end by itself before it is answered here: no answer is asked for then.
+        let has_ended = async || {
             world.has_call(4).await.then_some(())?;
             let call = world.call(4).await;
-            (call.is_unwanted || call.state == EffectState::Cancelled).then_some(())
+            if call.is_unwanted {
+                world.calls.notify(id(4), CallMessage::Answer(ProviderAnswer::Cancelled));
+            }
+            call.state.is_end().then_some(())
         };
-        wait_until(is_unwanted, PATIENCE, "the fourth is taken, and is not wanted").await;
-        if world.call(4).await.state != EffectState::Cancelled {
-            end_with(4, ProviderAnswer::Cancelled);
-        }
-        // Whoever comes next goes on with what is open, and with the commands that wait.
+        wait_until(has_ended, PATIENCE, "the fourth is taken, and ends since it is not wanted").await;
+        // The next owner of the lane goes on with open calls, and with the commands that wait.
         world.until(5, EffectState::Waiting).await;
         assert_eq!(world.open_calls().await, 2);
         assert_eq!(ask(&world, "r-1", 2, EffectCallRequest::Cancel).await, LaneRequestOutcome::Done);
         world.crash().await;
         world.own_effect(Arc::new(upstream.clone()));
         let adopted = || {
-            let adopted = upstream.calls().iter().filter(|call| call.starts_with("adopt")).count();
-            std::future::ready((adopted == 2).then_some(()))
+            let calls = upstream.calls();
+            // Once or more: a lane may change its owner again on a busy machine.
+            let adopted: BTreeSet<_> = calls.iter().filter(|call| call.starts_with("adopt")).collect();
+            std::future::ready((adopted.len() == 2).then_some(()))
         };
         wait_until(adopted, PATIENCE, "what is open is adopted").await;
         for number in [3, 5, 6] {
