@@ -1,9 +1,9 @@
 //! The process that scripts of `rhai`, `osis` and `sal` run in: one after another, for jobs of one context.
 //!
-//! It only computes. It has one socket, to the runner, and reaches nothing else: whatever a script does that has an effect is
-//! a call that the runner serves. Whatever ends this process (a panic, its stack, its memory, a kill) ends one job.
+//! The engine only computes. It has one socket, to the runner, and reaches nothing else: everything with a side effect is
+//! a call that the runner serves. Anything that ends this process (a panic, its stack, its memory, a kill) ends one job only.
 //!
-//! The runner tells it to end by a signal, since a script that computes reads nothing.
+//! The runner interrupts a script by a signal, since a script that computes does not read the socket.
 
 mod bounds;
 mod connection;
@@ -44,19 +44,19 @@ pub(crate) const NAME: &str = "engine";
 pub(crate) const EXIT_OUT_OF_MEMORY: i32 = 77;
 /// Exit code of an engine that cannot go on.
 const EXIT_FAILED: i32 = 1;
-/// The stack of scripts. Values may be nested as deep as there may be elements in them, and are copied and dropped
-/// level by level. Only what is used of it costs anything.
+/// The stack of scripts. Values may be nested as deep as their maximum number of elements, and are copied and dropped
+/// level by level. Only the used part of the stack takes memory.
 pub(crate) const STACK_BYTES: usize = 512 * 1024 * 1024;
 /// How deep functions may call each other.
 const CALL_LEVELS_MAX: usize = 64;
 /// How deep expressions may be nested, outside and inside functions.
 const EXPRESSION_DEPTHS_MAX: (usize, usize) = (128, 64);
-/// The standard functions, made once: they cost more than many a script.
+/// The standard functions, made once: they cost more than many scripts do.
 static STANDARD: LazyLock<Shared<rhai::Module>> = LazyLock::new(|| StandardPackage::new().as_shared_module());
 
 /// Serves scripts until the runner has no more.
 fn main() -> i32 {
-    // What operators see in a list of processes.
+    // The name shown in process lists.
     let _ = rustix::thread::set_name(c"mycora-engine");
     limits::hear_signals();
     panics::keep_messages();
@@ -79,7 +79,7 @@ fn serve() -> i32 {
     }
 }
 
-/// Runs a script, and takes its panic for its end.
+/// Runs a script, and turns a panic into its end.
 fn caught(script: impl FnOnce() -> EngineScriptEnd) -> EngineScriptEnd {
     catch_unwind(AssertUnwindSafe(script))
         .unwrap_or_else(|_| EngineScriptEnd::Panicked(panics::last_message()))
@@ -88,7 +88,7 @@ fn caught(script: impl FnOnce() -> EngineScriptEnd) -> EngineScriptEnd {
 /// Results that a script gives while it runs.
 type ScriptResults = Arc<Mutex<ResultMap>>;
 
-/// Exit code of a script that called `exit`; the engine takes that for an end like any other.
+/// Exit code of a script that called `exit`; for the engine that is a normal end.
 type ScriptExitCode = Arc<AtomicI32>;
 
 fn execute(run: &ScriptRunRequest, line: &EngineConnection) -> EngineScriptEnd {
@@ -99,7 +99,7 @@ fn execute(run: &ScriptRunRequest, line: &EngineConnection) -> EngineScriptEnd {
     prepare(&mut engine, &limits, line);
     functions::register(&mut engine, run, &limits, line, &given, &code);
     bounds::register(&mut engine);
-    sort::register(&mut engine, &limits);
+    sort::register(&mut engine, &limits, line);
     let mut scope = match scope(run, &limits) {
         Ok(scope) => scope,
         Err(why) => return EngineScriptEnd::Failed(why),
@@ -140,7 +140,7 @@ fn hint(error: &EvalAltResult) -> Option<&'static str> {
     }
 }
 
-/// Bounds the engine, and connects its voice to the log.
+/// Sets the engine's limits, and connects its output to the log.
 fn prepare(engine: &mut Engine, limits: &EngineLimits, line: &EngineConnection) {
     engine
         .register_global_module(STANDARD.clone())
@@ -152,11 +152,11 @@ fn prepare(engine: &mut Engine, limits: &EngineLimits, line: &EngineConnection) 
         .set_max_string_size(RHAI_STRING_BYTES_MAX)
         .set_max_array_size(RHAI_COLLECTION_LEN_MAX)
         .set_max_map_size(RHAI_COLLECTION_LEN_MAX)
-        // A script is all that there is to it: nothing is loaded from files, and nothing made up while it runs.
+        // Only the script itself runs: nothing is loaded from files, and no code is built at run time.
         .set_max_modules(0)
         .disable_symbol("import")
         .disable_symbol("eval")
-        // What a function pointer carries along is not counted by the limits on values.
+        // The limits on values do not count the arguments bound to a function pointer.
         .disable_symbol("curry");
     let (watched, printed) = (limits.clone(), line.clone());
     engine.on_progress(move |steps| {
@@ -184,11 +184,11 @@ fn scope(run: &ScriptRunRequest, limits: &EngineLimits) -> Result<Scope<'static>
     Ok(scope)
 }
 
-/// Runs a script as an engine does, in this process and without a runner: calls and prints go nowhere. Gives whether it
-/// ended well.
+/// Runs a script as an engine does, in this process and without a runner: calls and prints go nowhere. Returns the script's
+/// error, if any.
 ///
 /// # Panics
-/// When the engine does, which is what is looked for.
+/// When the engine does, which is what the fuzzer looks for.
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) fn run_alone(script: &str, operations_max: u64) -> Result<(), String> {
     let line = EngineConnection::new(EngineConnectionState::to_nobody());
@@ -213,7 +213,7 @@ pub(crate) fn run_alone(script: &str, operations_max: u64) -> Result<(), String>
         &ScriptExitCode::default(),
     );
     bounds::register(&mut engine);
-    sort::register(&mut engine, &limits);
+    sort::register(&mut engine, &limits, &line);
     let mut scope = scope(&run, &limits)?;
     engine.run_with_scope(&mut scope, &run.script).map_err(|error| error.to_string())
 }

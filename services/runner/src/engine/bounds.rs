@@ -1,7 +1,7 @@
-//! Standard functions whose one call could take any memory, any time or any stack, in a form that cannot.
+//! Bounded replacements for standard functions of which one call could take unlimited memory, time or stack.
 //!
-//! The engine checks a value after it was made. These would make one that does not fit anywhere before that
-//! (`replace`, `split`), or go down into values that are nested deeper than a stack (`print`, `==`).
+//! The engine checks a value only after it was made. The originals could make a value that does not fit into memory
+//! (`replace`, `split`), or recurse into values that are nested too deep for the stack (`print`, `==`).
 
 use rhai::{Array, Dynamic, Engine, EvalAltResult, INT, ImmutableString, Map, Position};
 
@@ -75,7 +75,7 @@ fn pieces<'a>(pieces: impl Iterator<Item = &'a str>) -> EvalResult<Array> {
 }
 
 fn count(segments: INT) -> usize {
-    // As the standard functions take it.
+    // The standard functions treat it in the same way.
     usize::try_from(segments).unwrap_or(0).max(1)
 }
 

@@ -13,7 +13,7 @@ use crate::wire::{
     ValueEncodeError,
 };
 
-/// How much is read at once: a small order in one go.
+/// Number of bytes that are read at once: enough for a small request.
 const READ_BYTES: usize = 16 * 1024;
 /// Number of bytes that are read at once of a long frame.
 const LONG_READ_BYTES: usize = 1024 * 1024;
@@ -21,26 +21,26 @@ const LONG_READ_BYTES: usize = 1024 * 1024;
 const PRINTED_BYTES_MAX: usize = 32 * 1024;
 /// How long printed text is gathered while the script goes on.
 const PRINTED_TIME_MAX: Duration = Duration::from_millis(100);
-/// After how many steps of a script the time of what it printed is looked at.
-pub(super) const STEPS_BETWEEN_LOOKS: u64 = 1024;
+/// Steps of a script between two checks whether printed text is due to be sent. A step may be a long search in a text.
+pub(super) const STEPS_BETWEEN_LOOKS: u64 = 16;
 
-/// Connection that a script and its functions share. Clones are the same; all of them are used by one thread.
+/// Connection that a script and its functions share. Clones share it; one thread uses all of them.
 #[derive(Clone)]
 pub(super) struct EngineConnection(Arc<Mutex<EngineConnectionState>>);
 
-/// The socket, and what waits at it.
+/// The socket, and its buffers.
 pub(super) struct EngineConnectionState {
     /// Absent where a script is run without a runner.
     is_connected: bool,
     /// Bytes that were read and not used.
     read: Vec<u8>,
-    /// Printed text that was not sent: to which stream, and since when.
+    /// Printed text that was not sent yet, its stream, and since when it waits.
     printed: Vec<u8>,
     stream: ScriptStream,
     since: Instant,
 }
 
-/// Why a call gave nothing.
+/// Why a call returned no value.
 #[derive(Debug)]
 pub(super) enum EngineCallError {
     /// An argument cannot be sent.
@@ -50,7 +50,7 @@ pub(super) enum EngineCallError {
 }
 
 impl EngineConnectionState {
-    /// The standard output of this process, which is a socket.
+    /// Connects to the runner over the standard output of this process, which is a socket.
     pub(super) fn to_runner() -> Self {
         Self {
             is_connected: true,
@@ -61,13 +61,13 @@ impl EngineConnectionState {
         }
     }
 
-    /// No socket: what is printed is dropped, and every call is a text that the script may catch.
+    /// Creates a connection without a socket: printed text is dropped, and every call throws a text that the script may catch.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn to_nobody() -> Self {
         Self { is_connected: false, ..Self::to_runner() }
     }
 
-    /// The next frame; nothing when the runner has closed its end between two of them.
+    /// Reads the next frame; returns nothing when the runner has closed its end between two frames.
     fn receive(&mut self) -> io::Result<Option<ToEngineFrame>> {
         let Some(head) = self.fill(HEAD_BYTES)? else { return Ok(None) };
         let head: [u8; HEAD_BYTES] = head.try_into().map_err(|_| io::ErrorKind::InvalidData)?;
@@ -82,7 +82,7 @@ impl EngineConnectionState {
         frame.map(Some).map_err(io::Error::other)
     }
 
-    /// The first bytes that were not used, as many as that.
+    /// Returns that many unused bytes, and reads more if necessary.
     fn fill(&mut self, length: usize) -> io::Result<Option<&[u8]>> {
         while self.read.len() < length {
             let before = self.read.len();
@@ -103,7 +103,7 @@ impl EngineConnectionState {
         Ok(Some(&self.read[..length]))
     }
 
-    /// Sends bytes behind what was printed before.
+    /// Sends bytes after the text that was printed before.
     fn send(&mut self, frame: &[u8]) -> io::Result<()> {
         if !self.is_connected {
             self.printed.clear();
@@ -159,7 +159,7 @@ impl EngineConnection {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The next script to be run; nothing when there is no more.
+    /// Returns the next script to run; nothing when there is none any more.
     pub(super) fn order(&self) -> io::Result<Option<Box<ScriptRunRequest>>> {
         match self.lock().receive()? {
             Some(ToEngineFrame::Run(run)) => Ok(Some(run)),

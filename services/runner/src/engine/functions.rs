@@ -115,7 +115,7 @@ fn register_json(engine: &mut Engine, limits: &EngineLimits) {
         Ok(to_json(value).map_err(|why| format!("to_json: {why}"))?.to_string())
     };
     engine.register_fn("to_json", move |value: Dynamic| text_of(&value));
-    // The standard library knows it for maps, more specifically and without numbers in full.
+    // The standard library has a more specific version for maps, which does not write numbers in full.
     engine.register_fn("to_json", move |value: Map| text_of(&Dynamic::from(value)));
 }
 
@@ -133,7 +133,7 @@ fn register_sleep(engine: &mut Engine, served: &FunctionClient) {
     });
 }
 
-/// `exit()`, `exit(code)` and `exit(succeeded)`. The engine's own tells nobody the code.
+/// `exit()`, `exit(code)` and `exit(succeeded)`. The engine's own `exit` does not report the code.
 fn register_exit(engine: &mut Engine, code: &ScriptExitCode) {
     fn end(code: &ScriptExitCode, value: i32) -> EvalResult<()> {
         code.store(value, Ordering::Relaxed);
@@ -241,7 +241,7 @@ fn register_http(engine: &mut Engine, served: &FunctionClient) {
     engine.register_fn("http", move |request: Map| own.call(ServedFunction::Http, &[request.into()]));
 }
 
-/// `env(name)`: what a process of this job would find in its environment.
+/// `env(name)`: a variable of the environment that a process of this job would have.
 fn register_env(engine: &mut Engine, run: &ScriptRunRequest) {
     let mut all: BTreeMap<String, String> = run.own_env.clone();
     all.extend(run.env.clone());

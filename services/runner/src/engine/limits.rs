@@ -1,4 +1,4 @@
-//! When the script of this process has to end.
+//! Limits after which the script of this process has to end.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -9,27 +9,27 @@ use super::functions::EvalResult;
 use super::memory;
 use crate::RHAI_OPERATIONS_MAX;
 
-/// The runner has told this process to end its script. Never lowered: the runner gives it no other one afterwards.
+/// Set when the runner has told this process to end its script. Never reset: the runner sends no other script afterwards.
 static OVER: AtomicBool = AtomicBool::new(false);
 
-/// Takes the signal that asks processes to end for that order.
+/// Installs the handler of SIGTERM, by which the runner ends a script.
 pub(super) fn hear_signals() {
     extern "C" fn note(_: libc::c_int) {
         OVER.store(true, Ordering::Relaxed);
     }
     let note: extern "C" fn(libc::c_int) = note;
-    // SAFETY: the handler stores to an atomic, which is allowed at any moment. Reads and writes that it interrupts are
-    // begun again by their callers.
+    // SAFETY: the handler only stores to an atomic, which is async-signal-safe. Callers restart reads and writes that it
+    // interrupts.
     unsafe { libc::signal(libc::SIGTERM, note as *const () as libc::sighandler_t) };
 }
 
-/// The limits of one script. Clones are the same.
+/// The limits of one script. Clones share them.
 #[derive(Clone)]
 pub(super) struct EngineLimits(Arc<EngineLimitsInner>);
 
 struct EngineLimitsInner {
     memory_bytes: u64,
-    /// Steps of functions that do more than one.
+    /// Steps spent by functions that count as more than one.
     spent: AtomicU64,
 }
 
@@ -54,10 +54,10 @@ impl EngineLimits {
         self.is_over() || memory::held() > self.0.memory_bytes
     }
 
-    /// Ends the script if it has to end now. For functions that take their time.
+    /// Ends the script if it has to end now. For long-running functions.
     ///
     /// # Errors
-    /// What scripts cannot catch.
+    /// An error that scripts cannot catch.
     pub(super) fn look(&self) -> EvalResult<()> {
         if self.exceeded() {
             return Err(EvalAltResult::ErrorTerminated(Dynamic::UNIT, Position::NONE).into());
@@ -65,10 +65,10 @@ impl EngineLimits {
         Ok(())
     }
 
-    /// Counts steps of a function that does more than one.
+    /// Counts steps of a function that counts as more than one.
     ///
     /// # Errors
-    /// As [`Self::look`], and when these are too many.
+    /// Those of [`Self::look`], and an error when the script has too many steps.
     pub(super) fn spend(&self, steps: u64) -> EvalResult<()> {
         self.look()?;
         if self.0.spent.fetch_add(steps, Ordering::Relaxed).saturating_add(steps) > RHAI_OPERATIONS_MAX {

@@ -1,11 +1,11 @@
-//! How much memory the script on this thread holds.
+//! Memory accounting for the script on this thread.
 //!
-//! The engine bounds each value, but neither how many of them there are nor what they cost. So whatever a
-//! script's thread allocates is counted where it is allocated; the engine looks at the count at every step. What one
-//! step may take beyond that is bounded here: there is no way back from within an allocation, so the process ends.
+//! The engine bounds each value, but neither the number of values nor their memory. So this allocator counts all
+//! allocations of a script's thread; the engine checks the count at every step. It also bounds what one step may
+//! allocate beyond that: an allocation cannot be unwound, so the process ends.
 //!
-//! An allocator is a program's, not a process's, so programs with this crate in them have this one throughout. Outside of
-//! engines nothing is counted: an allocation costs one look at a thread's own flag.
+//! A program has one allocator, so every program with this crate uses this one. Outside of
+//! engines nothing is counted: an allocation costs one check of a thread-local flag.
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::cell::Cell;
@@ -60,7 +60,7 @@ fn signed(bytes: usize) -> i64 {
     i64::try_from(bytes).unwrap_or(i64::MAX)
 }
 
-// SAFETY: everything is the suite's allocator, which gets what this one is given. Counting touches two cells
+// SAFETY: every call goes to the suite's allocator with the same arguments. Counting touches two cells
 // that need neither memory nor to be dropped, so it works at any moment of a thread's life.
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
@@ -155,7 +155,7 @@ mod tests {
         };
         assert_eq!(exits(STEP_BYTES_MAX), Some(0));
         assert_eq!(exits(STEP_BYTES_MAX + (2 << 20)), Some(EXIT_OUT_OF_MEMORY));
-        // More than any machine has: the system gives none.
+        // More than any machine has: the system refuses it.
         assert_eq!(exits(1 << 60), Some(EXIT_OUT_OF_MEMORY));
     }
 }

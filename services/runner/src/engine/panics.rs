@@ -8,7 +8,7 @@ const MESSAGE_CHARS_MAX: usize = 300;
 
 static LAST: Mutex<String> = Mutex::new(String::new());
 
-/// Keeps the message of a panic in place of printing it. Where in the source it happened is left out: a script's owner
+/// Keeps the message of a panic instead of printing it. The source location is left out: a script's owner
 /// has no use for paths of the machine that the program was built on.
 pub(super) fn keep_messages() {
     std::panic::set_hook(Box::new(keep));

@@ -1,7 +1,7 @@
-//! Sorting, whatever the order: one that contradicts itself gives some order of the same elements, and no panic.
+//! Sorting by any comparison function: a contradictory one yields some order of the same elements, and no panic.
 //!
-//! The standard library's sort panics on such an order. This one merges, looks at every comparison whether the script has to
-//! end, and leaves the list as it was when it does.
+//! The standard library's sort may panic on such a function. This one is a merge sort; it checks at the comparisons whether the
+//! script has to end, and then leaves the list as it was.
 
 use std::cmp::Ordering;
 
@@ -10,41 +10,58 @@ use rhai::{
 };
 
 use super::EngineLimits;
+use super::connection::EngineConnection;
 use super::functions::EvalResult;
 
-/// Comparisons between two looks at the limits of the script.
+/// Comparisons between two checks of the script's limits.
 const COMPARISONS_BETWEEN_LOOKS: u64 = 1024;
 
-pub(super) fn register(engine: &mut Engine, limits: &EngineLimits) {
-    let sort = |limits: &EngineLimits, reverse| {
-        let limits = limits.clone();
+/// Checks that a long sort makes between comparisons. Clones share them.
+#[derive(Clone)]
+struct SortChecks {
+    limits: EngineLimits,
+    line: EngineConnection,
+}
+
+impl SortChecks {
+    /// Ends the script if it has to end, and sends printed text that has waited long enough.
+    fn check(&self) -> EvalResult<()> {
+        self.line.flush_if_due();
+        self.limits.spend(COMPARISONS_BETWEEN_LOOKS)
+    }
+}
+
+pub(super) fn register(engine: &mut Engine, limits: &EngineLimits, line: &EngineConnection) {
+    let checks = SortChecks { limits: limits.clone(), line: line.clone() };
+    let sort = |reverse| {
+        let checks = checks.clone();
         move |list: &mut Array| -> EvalResult<()> {
-            let sorted = by_value(list, reverse, &limits)?;
+            let sorted = by_value(list, reverse, &checks)?;
             *list = sorted;
             Ok(())
         }
     };
-    let order = |limits: &EngineLimits, reverse| {
-        let limits = limits.clone();
-        move |list: &mut Array| by_value(list, reverse, &limits)
+    let order = |reverse| {
+        let checks = checks.clone();
+        move |list: &mut Array| by_value(list, reverse, &checks)
     };
-    engine.register_fn("sort", sort(limits, false)).register_fn("sort_desc", sort(limits, true));
-    engine.register_fn("order", order(limits, false)).register_fn("order_desc", order(limits, true));
+    engine.register_fn("sort", sort(false)).register_fn("sort_desc", sort(true));
+    engine.register_fn("order", order(false)).register_fn("order_desc", order(true));
     for name in ["sort", "sort_by"] {
-        let limits = limits.clone();
+        let checks = checks.clone();
         engine.register_fn(
             name,
             move |context: NativeCallContext, list: &mut Array, order: FnPtr| -> EvalResult<()> {
-                let sorted = by_function(&context, list, &order, &limits)?;
+                let sorted = by_function(&context, list, &order, &checks)?;
                 *list = sorted;
                 Ok(())
             },
         );
     }
     for name in ["order", "order_by"] {
-        let limits = limits.clone();
+        let checks = checks.clone();
         engine.register_fn(name, move |context: NativeCallContext, list: &mut Array, order: FnPtr| {
-            by_function(&context, list, &order, &limits)
+            by_function(&context, list, &order, &checks)
         });
     }
 }
@@ -53,17 +70,17 @@ fn by_function(
     context: &NativeCallContext,
     list: &Array,
     order: &FnPtr,
-    limits: &EngineLimits,
+    checks: &SortChecks,
 ) -> EvalResult<Array> {
-    merge_sort(list, limits, |one, other| {
+    merge_sort(list, checks, |one, other| {
         let said = order.call_raw(context, None, [one.clone(), other.clone()])?;
         let number = said.as_int().or_else(|_| said.as_bool().map(|before| if before { -1 } else { 1 }));
-        // What says neither, says nothing.
+        // A result that is neither a number nor a boolean counts as equal.
         Ok(number.map_or(Ordering::Equal, |number| number.cmp(&0)))
     })
 }
 
-fn by_value(list: &Array, reverse: bool, limits: &EngineLimits) -> EvalResult<Array> {
+fn by_value(list: &Array, reverse: bool, checks: &SortChecks) -> EvalResult<Array> {
     let kind = match list.first() {
         Some(first) if list.len() > 1 => first,
         _ => return Ok(list.clone()),
@@ -78,14 +95,14 @@ fn by_value(list: &Array, reverse: bool, limits: &EngineLimits) -> EvalResult<Ar
     if compare(kind, kind).is_none() {
         return Err(unsorted(format!("elements of {} cannot be sorted", kind.type_name())).into());
     }
-    merge_sort(list, limits, |one, other| {
+    merge_sort(list, checks, |one, other| {
         let order = compare(one, other).unwrap_or(Ordering::Equal);
         Ok(if reverse { order.reverse() } else { order })
     })
 }
 
-/// The order of two values of one type; none for a type that has no order. Of numbers that are no numbers those with a sign
-/// come first, the others last.
+/// Compares two values of one type; returns none for a type that has no order. Negative NaNs come first, positive ones
+/// last.
 fn compare(one: &Dynamic, other: &Dynamic) -> Option<Ordering> {
     fn pair<T>(one: Result<T, impl Sized>, other: Result<T, impl Sized>) -> Option<(T, T)> {
         one.ok().zip(other.ok())
@@ -106,10 +123,10 @@ fn compare(one: &Dynamic, other: &Dynamic) -> Option<Ordering> {
     Some(ImmutableString::cmp(&one, &other))
 }
 
-/// The elements in order; those that are equal stay as they stood. Whatever `compare` says, each comes once.
+/// Returns the elements in order; equal ones keep their order. Whatever `compare` returns, each element comes once.
 fn merge_sort(
     list: &Array,
-    limits: &EngineLimits,
+    checks: &SortChecks,
     mut compare: impl FnMut(&Dynamic, &Dynamic) -> EvalResult<Ordering>,
 ) -> EvalResult<Array> {
     let mut sorted: Vec<usize> = (0..list.len()).collect();
@@ -125,7 +142,7 @@ fn merge_sort(
             {
                 comparisons += 1;
                 if comparisons % COMPARISONS_BETWEEN_LOOKS == 0 {
-                    limits.spend(COMPARISONS_BETWEEN_LOOKS)?;
+                    checks.check()?;
                 }
                 if compare(&list[*one], &list[*other])? == Ordering::Greater {
                     merged.push(*other);

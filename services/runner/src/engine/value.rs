@@ -55,7 +55,7 @@ fn scalar(value: &Dynamic) -> Option<Value> {
     if let Ok(number) = value.as_int() {
         return Some(Value::from(number));
     }
-    // What is no number has no form in JSON; as elsewhere it becomes null.
+    // NaN and infinity have no form in JSON; as elsewhere they become null.
     value.as_float().ok().map(|number| Number::from_f64(number).map_or(Value::Null, Value::Number))
 }
 

@@ -262,11 +262,15 @@ async fn memory_ends_one_job() {
 #[tokio::test]
 async fn what_a_script_prints_is_seen_while_it_runs() {
     let mut bench = RunnerTestBench::new().await;
-    let key: JobKey = bench.accept(rhai("print(\"first\"); debug(\"second\"); loop { }")).await;
-    let printed = bench.printed(key, "second");
-    tokio::time::timeout(PATIENCE, printed).await.expect("it is sent without waiting for the end");
-    bench.supervisor.stop(key, 0).await.expect("an answer");
-    assert_eq!(bench.end_of(key).await.end.outcome, Kind::Stopped);
+    // Many short steps, and few long ones.
+    for endless in ["loop { }", "let list = []; list.pad(200_000, \"b\"); loop { list.sort(); }"] {
+        let key: JobKey =
+            bench.accept(rhai(&format!("print(\"first\"); debug(\"second\"); {endless}"))).await;
+        let printed = bench.printed(key, "second");
+        tokio::time::timeout(PATIENCE, printed).await.expect("it is sent without waiting for the end");
+        bench.supervisor.stop(key, 0).await.expect("an answer");
+        assert_eq!(bench.end_of(key).await.end.outcome, Kind::Stopped);
+    }
     let long = "let s = \"\"; s.pad(200_000, 'a'); print(s); debug(\"b\"); print(\"c\");";
     let outcome = bench.run(rhai(long)).await;
     assert!(outcome.log.len() > 200_000 && outcome.log.ends_with("\"b\"\nc\n"), "{}", outcome.log.len());
