@@ -11,13 +11,13 @@ help: ## says what there is
 
 demo: ## builds Mycora and shows a real flow running through every service
 	@deploy/local/need.sh cargo cc redis-server python3
-	@cargo build --release --quiet -p mycora
-	@target/release/mycora demo
+	@cargo build --profile demo --quiet -p mycora
+	@target/demo/mycora demo
 
 demo-saga: ## the same for sagas: four orders that go four ways, with payments, mail and aggregates as stand-ins
 	@deploy/local/need.sh cargo cc redis-server python3 nats-server
-	@cargo build --release --quiet -p mycora
-	@target/release/mycora demo --saga
+	@cargo build --profile demo --quiet -p mycora
+	@target/demo/mycora demo --saga
 
 test: ## runs all tests; needs Rust, redis-server, nats-server and python3
 	@deploy/local/need.sh cargo cc redis-server nats-server python3

@@ -13,6 +13,7 @@ mod planted;
 mod prose;
 mod size;
 mod source;
+mod untested;
 mod words;
 
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
-//! README.md and specs/clients.md: their blocks are run as they stand there, on a terminal, and what they are said to print
-//! is compared with what they print.
+//! README.md and specs/clients.md: their blocks are run as they stand there, on a terminal, and the output that the pages show
+//! is compared with what is printed.
 
 mod block;
 mod command_table;
@@ -17,7 +17,7 @@ use crate::{stderr, stdout};
 /// The size of the terminal: no path of a test is too long for a line.
 const COLUMNS: usize = 240;
 const ROWS: usize = 50;
-/// Where the pages say that their reader is, and the port that is free there.
+/// Directory of the reader, as the pages assume, and the port that is free there.
 const READER: &str = "/src/mycora";
 const PORT: u16 = 7700;
 /// Runs a command on a terminal of its own, passes on what is shown there, and ends as it does.
@@ -25,10 +25,11 @@ const ON_A_TERMINAL: &str =
     "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))";
 /// Mark shown before the output of the block of a line.
 const MARK: &str = "@@ block ";
-/// Stands in for cargo: what it is asked to build has been built with this test, and lies where it would be.
+/// Stands in for cargo: the requested programs were built with this test, and lie where they would be.
 const CARGO: &str = r#"#!/bin/sh
 case "$*" in
-  'build --release -p mycora' | 'build --release --quiet -p mycora') test -x target/release/mycora ;;
+  'build --profile demo -p mycora' | 'build --profile demo --quiet -p mycora') test -x target/demo/mycora ;;
+  'build --release -p mycora') test -x target/release/mycora ;;
   'install --path services/mycora --locked') ;;
   *) echo "nobody has tried: cargo $*" >&2; exit 1 ;;
 esac
@@ -58,14 +59,15 @@ fn on_path(program: &str) -> Option<PathBuf> {
     std::env::split_paths(&path).map(|dir| dir.join(program)).find(|found| found.is_file())
 }
 
-/// Sets up what a page says that its reader has: a checkout with what is built in it.
+/// Sets up what a page assumes of its reader: a checkout with what is built in it.
 fn furnish(here: &Path) {
-    for dir in ["stand-in", "target/release"] {
+    for dir in ["stand-in", "target/demo", "target/release"] {
         std::fs::create_dir_all(here.join(dir)).expect("a directory");
     }
     let link = |from: &Path, to: &str| symlink(from, here.join(to)).expect("a link");
-    link(Path::new(env!("CARGO_BIN_EXE_mycora")), "target/release/mycora");
-    link(Path::new(env!("CARGO_BIN_EXE_mycora")), "stand-in/mycora");
+    for program in ["target/demo/mycora", "target/release/mycora", "stand-in/mycora"] {
+        link(Path::new(env!("CARGO_BIN_EXE_mycora")), program);
+    }
     for checked_in in ["Makefile", "deploy"] {
         link(&root().canonicalize().expect("a checkout").join(checked_in), checked_in);
     }
