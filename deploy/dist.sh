@@ -31,7 +31,7 @@ stage=$(mktemp -d)
 trap 'rm -rf "$stage"' EXIT
 place=$stage/$name
 mkdir -p "$place/completions" "$out"
-# Symbols stay, for what is said of a crash; what debuggers read does not.
+# Symbols stay, for crash reports; debug information does not.
 strip --strip-debug -o "$place/mycora" "$program"
 chmod 755 "$place/mycora"
 cp README.md LICENSE SECURITY.md "$place/"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Makes sure that the programs named on the command line are there:
 #   need.sh cargo cc c++ redis-server nats-server python3 venv npm
-# What is missing is installed with apt where that can be done without asking, after saying so; otherwise it says exactly
-# what to install, and fails.
+# Installs what is missing with apt where that needs no password, after a notice; otherwise prints exactly what to
+# install, and fails.
 set -euo pipefail
 
 # The Debian package of a program, or nothing when no package will do.
@@ -38,7 +38,7 @@ advice() {
 have() {
   case "$1" in
     venv) python3 -c 'import ensurepip, venv' 2>/dev/null ;;
-    # Debian has it where not everybody looks.
+    # Debian has it outside of the usual PATH.
     nats-server) command -v nats-server >/dev/null || [ -x /usr/sbin/nats-server ] ;;
     *) command -v "$1" >/dev/null ;;
   esac

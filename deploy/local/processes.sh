@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # Sourced by up.sh and down.sh: processes that are known by pid and start time, so that a number which the system gave to
-# somebody else is never taken for ours.
-# shellcheck disable=SC2154 # $dir: the directory of the suite, set by whoever sources this
+# another process is never taken for ours.
+# shellcheck disable=SC2154 # $dir: the directory of the suite, set by the script that sources this
 
 # When a process started, in clock ticks since boot; nothing when it is gone or a zombie.
 started_at() { # PID
@@ -30,7 +30,7 @@ start() { # NAME COMMAND...
   echo "$pid $(started_at "$pid")" >"$dir/run/$name.pid"
 }
 
-# Whether the operators' port says that the service is ready.
+# Whether the operators' port reports that the service is ready.
 is_ready() ( # PORT
   exec 4<>"/dev/tcp/127.0.0.1/$1" || exit 1
   printf 'GET /readyz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n' >&4

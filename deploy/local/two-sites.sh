@@ -34,7 +34,7 @@ start_daemon() { # SITE OTHER
   local dir=$sites/$1
   mkdir -p "$dir"/{run,log}
   is_running mycelium && return
-  # Its key is who it is: kept where nobody else reads.
+  # Its key is its identity: readable by this user only.
   (umask 077 && mkdir -p "$dir/mycelium")
   start mycelium "$daemon" --no-tun --disable-quic --disable-peer-discovery --key-file "$dir/mycelium/key.bin" \
     --tcp-listen-port "$(port "$1" 250)" --jsonrpc-addr "127.0.0.1:$(port "$1" 251)" \
@@ -42,7 +42,7 @@ start_daemon() { # SITE OTHER
   wait_until mycelium "answers" answers "$(port "$1" 251)"
 }
 
-# Makes what up.sh would make as well, before either gateway starts: each is told of the other's root.
+# Makes what up.sh would make as well, before either gateway starts: each is configured with the other's root.
 make_root() { # SITE
   local pki=$sites/$1/pki
   mkdir -p "$sites/$1"
@@ -76,7 +76,7 @@ make_root b
 start_site a b
 # Site b's supervisor takes jobs of its own coordinator and of site a's.
 MYCORA_COORDINATOR=$(root_of a) start_site b a
-# Where site b's supervisor is: its node's key, which it tells whoever looks after the machine.
+# Address of site b's supervisor: its node's key, which it reports to the operator of the machine.
 admin=$sites/b/pki/admin
 address=$(mycora b --output json --cert "$admin.pem" --key "$admin.key" supervisor show | sed -n 's/.*"myceliumAddress": *"\([^"]*\)".*/\1/p')
 mycora a bootstrap --admin "$sites/a/pki/admin.pem" --runner "grpc://127.0.0.1:$(port a 6)" --runner "$address"

@@ -10,16 +10,16 @@
 # MYCORA_GROUP_OF_runner_2 (and so on): the group of that runner; default "default"
 # MYCORA_SLOTS, MYCORA_TYPES, MYCORA_ISOLATION, MYCORA_ALLOW_READ, MYCORA_ALLOW_WRITE, MYCORA_POLICY: as the services take them
 # MYCORA_COORDINATOR: root keys of further coordinators whose jobs the supervisor takes, with commas between them; its own it takes anyway
-# MYCORA_MYCELIUM_IP, MYCORA_MYCELIUM_PORT: the Mycelium daemon that gateway and supervisor speak through; default none
+# MYCORA_MYCELIUM_IP, MYCORA_MYCELIUM_PORT: the Mycelium daemon that gateway and supervisor use; default none
 # MYCORA_RUNNER_ADDRESSES which addresses actors may give for runners and mail; default 127.0.0.1
-# MYCORA_MAIL_FROM, MYCORA_MAIL_FROM_STRANGERS: whose letters the gateway takes; default nobody's from elsewhere
+# MYCORA_MAIL_FROM, MYCORA_MAIL_FROM_STRANGERS: whose mail the gateway accepts; default none from elsewhere
 # MYCORA_DURABILITY what an answered change survives: fast (default) or synced
-# MYCORA_SAGA       yes: sagas as well, on + 8, over a nats-server on + 50 with its streams in DIR/nats; whoever keeps aggregates
-#                   makes the stream AGGREGATE_EVENTS there, as the user mycora with the password in DIR/nats.password
+# MYCORA_SAGA       yes: sagas as well, on + 8, over a nats-server on + 50 with its streams in DIR/nats; the aggregate service
+#                   creates the stream AGGREGATE_EVENTS there, as the user mycora with the password in DIR/nats.password
 # MYCORA_NATS_SERVER the program for that; default nats-server in the PATH, or /usr/sbin/nats-server
 # MYCORA_MANIFESTS, MYCORA_SECRETS: default DIR/manifests and DIR/secrets; MYCORA_TENANTS, MYCORA_GATEWAY: as the service takes them
 set -euo pipefail
-# What is made here is for this user alone, unless it says otherwise.
+# Files made here are for this user alone, unless noted otherwise.
 umask 077
 root=$(cd "$(dirname "$0")/../.." && pwd)
 dir=${1:-$root/.mycora/local}
@@ -51,7 +51,7 @@ if [ "$saga" = yes ] && [ -z "$nats" ]; then
 fi
 
 mkdir -p "$dir"/{redis,run,log,work}
-# Users of contexts pass through to the work directory; the rest is for nobody else.
+# Users of contexts pass through to the work directory; the rest is for this user alone.
 chmod 711 "$dir"
 chmod 700 "$dir"/{redis,run,log}
 if [ "$saga" = yes ]; then

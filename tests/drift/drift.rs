@@ -1,6 +1,6 @@
-//! The committed generated code is what the `.proto` files say.
+//! The committed generated code matches the `.proto` files.
 //!
-//! `MYCORA_UPDATE=1 cargo test -p mycora-drift` writes it anew. This package links none of
+//! `MYCORA_UPDATE=1 cargo test -p mycora-drift` regenerates it. This package links none of
 //! ours: the generator has to run while conversions wait for what it writes.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot read its files has failed")]
@@ -55,8 +55,8 @@ fn generate(proto_root: &Path, out: &Path) {
     fs::write(out.join("descriptors.binpb"), commented(set).encode_to_vec()).unwrap();
 }
 
-/// The set that reflection answers from: with the comments of our files, which say what a field means to whoever only
-/// has a port, and without where else things stand in the files, which is most of what a compiler notes.
+/// The set that reflection answers from: with the comments of our files, which explain fields to clients that only have a
+/// port, and without the other source positions, which are most of what a compiler notes.
 fn commented(mut set: FileDescriptorSet) -> FileDescriptorSet {
     for file in &mut set.file {
         if !file.package().starts_with("mycora.") {

@@ -1,5 +1,5 @@
-//! Services that end while others listen to them: each stream goes on, or says that it is UNAVAILABLE, and never that
-//! something is defective.
+//! Services that end while others listen to them: each stream continues, or ends with UNAVAILABLE, and never with an
+//! internal error.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -18,7 +18,7 @@ use crate::local::Processes;
 use crate::matrix::wire::{self, Methods};
 use crate::suite::{PATIENCE, command, flow_file, stdout};
 
-/// Everybody who ends; the runner serves nobody.
+/// All processes that are ended; the runner serves no calls.
 const VICTIMS: [&str; 7] =
     ["storage", "runner-registry", "scheduler", "mycelium-gateway", "router", "supervisor", "runner"];
 
@@ -32,10 +32,10 @@ const KEPT_WITHOUT_STORAGE: [&str; 6] = [
     "MessageService/ReceiveMessages",
 ];
 
-/// One kind of stream: who serves it, who listens, the method and what it is asked.
+/// One kind of stream: its server, its client, the method and the request.
 type Kind = (ServiceName, &'static str, &'static str, Value);
 
-/// Every kind of stream that somebody keeps open, about this flow and this attempt.
+/// Every kind of stream that clients keep open, about this flow and this attempt.
 fn kinds(flow: u64, attempt: &Value) -> Vec<Kind> {
     let of_flow = json!({"contextId": 1, "flowId": flow});
     let of_context = json!({"contextId": 1});
@@ -79,17 +79,17 @@ fn channel(pki: &Path, caller: &str, (service, port): (ServiceName, u16)) -> Cha
 struct Fared {
     /// True while the stream is open.
     stands: bool,
-    /// Something was heard of it since then.
-    heard: bool,
     /// True after an answer since the stream was opened.
+    heard: bool,
+    /// True when the stream came to its end.
     is_over: bool,
     /// How often it broke.
     breaks: usize,
-    /// True when the stream came to its end.
-    told: BTreeMap<&'static str, String>,
+    /// First message of each status code with which it broke.
+    errors: BTreeMap<&'static str, String>,
 }
 
-/// A stream that is asked for again whenever it breaks, until it comes to its end.
+/// A stream that is reopened whenever it breaks, until it comes to its end.
 struct Kept {
     service: ServiceName,
     method: &'static str,
@@ -97,7 +97,7 @@ struct Kept {
 }
 
 impl Kept {
-    /// Has to be called within a runtime.
+    /// Must be called within a runtime.
     fn open(processes: &Processes, (service, caller, method, body): Kind) -> Self {
         let at = (service, processes.port_of(service));
         let channel = channel(&processes.dir().join("pki"), caller, at);
@@ -148,7 +148,7 @@ fn note(fared: &watch::Sender<Fared>, status: &Status) {
     fared.send_modify(|now| {
         now.breaks += usize::from(now.stands);
         (now.stands, now.heard) = (false, false);
-        now.told.entry(rpc::code_name(status.code())).or_insert_with(|| status.message().to_owned());
+        now.errors.entry(rpc::code_name(status.code())).or_insert_with(|| status.message().to_owned());
     });
 }
 
@@ -191,8 +191,8 @@ impl Listeners {
         });
     }
 
-    /// Waits until all that goes on without storage has come as far as to do so: it has told something, if only that it lives, and the
-    /// job of the one that waits for its answer runs.
+    /// Waits until all streams that continue without storage are able to: each has sent something, if only a heartbeat, and the
+    /// job runs whose answer one of them waits for.
     fn all_are_kept(&mut self, processes: &Processes) {
         self.runtime.block_on(async {
             for kept in &mut self.kept {
@@ -234,7 +234,7 @@ impl Listeners {
         }
     }
 
-    /// Ends the flow, sees that its watcher is told, and that no stream was told anything but UNAVAILABLE.
+    /// Ends the flow, checks that its watcher gets the end, and that no stream got another error than UNAVAILABLE.
     fn end(mut self, processes: &Processes) {
         let signal = ["flow", "signal", &self.flow.to_string(), "go"];
         stdout(&command(&processes.profile(), &signal).output().expect("it starts"), 0);
@@ -244,8 +244,8 @@ impl Listeners {
         let unavailable = rpc::code_name(Code::Unavailable);
         let mut wrong = Vec::new();
         for Kept { method, fared, .. } in &self.kept {
-            let told = fared.borrow().told.clone().into_iter().filter(|(code, _)| *code != unavailable);
-            wrong.extend(told.map(|(code, message)| format!("{method}: {code}: {message}")));
+            let errors = fared.borrow().errors.clone().into_iter().filter(|(code, _)| *code != unavailable);
+            wrong.extend(errors.map(|(code, message)| format!("{method}: {code}: {message}")));
         }
         assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     }
@@ -265,10 +265,10 @@ fn whoever_is_killed_the_streams_of_others_go_on_or_are_unavailable() {
 #[test]
 fn whoever_is_told_to_end_ends_its_streams_and_cuts_none() {
     let dir = tempfile::tempdir().expect("a directory");
-    // Streams that nobody ends would hold a process up for longer than anybody waits here.
+    // Streams that are not ended would hold a process up for longer than this test waits.
     let processes = Processes::start(&dir.path().join("suite"), &[("MYCORA_DRAIN_SECS", "600")]);
     let mut listeners = Listeners::begin(&processes);
-    // A runner that is told to end lets its scripts end.
+    // A runner that is stopped lets its scripts end.
     for victim in VICTIMS.into_iter().filter(|victim| *victim != "runner") {
         listeners.over_the_end_of(&processes, victim, || {
             processes.signal(victim, "-TERM");

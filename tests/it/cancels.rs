@@ -84,8 +84,8 @@ fn one_node_is_cancelled_and_its_dependants_see_a_failure() {
     scene.close();
 }
 
-/// The supervisor of a running attempt is gone: the cancel is closed without its word, and when it
-/// comes back what it still has is stopped.
+/// The supervisor of a running attempt is gone: the cancel is closed without its confirmation, and when it
+/// comes back the attempts that it still has are stopped.
 #[test]
 fn cancelled_while_the_supervisor_is_gone() {
     let (machine, scene) = Scene::with_a_machine_elsewhere();
@@ -161,7 +161,7 @@ fn a_context_is_deleted_under_a_running_flow() {
     ));
     scene.wait_for(id, "slow", "RUNNING");
     let work = scene.path().join("data/work");
-    // That a job runs is told when it is taken; its process comes a moment later.
+    // A job is reported as running when it is taken; its process starts a moment later.
     wait_until_blocking(|| (!processes_in(&work).is_empty()).then_some(()), PATIENCE, "the script runs");
     stdout(&scene.up.mycora(&["context", "delete", "1", "--yes"]), 0);
     stderr(&scene.up.mycora(&["flow", "get", &id.to_string()]), 1);

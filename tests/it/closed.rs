@@ -21,7 +21,7 @@ struct Home {
 }
 
 impl Home {
-    /// One for whoever runs the tests, and one for an ordinary user where that is root.
+    /// One for the user who runs the tests, and one for an ordinary user if that is root.
     fn all() -> Vec<Self> {
         let mut homes = vec![Self::of(None)];
         if rustix::process::geteuid().is_root() {

@@ -5,7 +5,7 @@ use testkit::TestProcess;
 
 use crate::suite::{Up, command, flow_file, stdout};
 
-/// Says which coordinator it works for, and leaves a file that the next must not see.
+/// Prints which coordinator it works for, and leaves a file that the next must not see.
 fn flow(who: &str) -> String {
     format!(
         "name: {who}\njobs:\n  first:\n    script_type: shell\n    outputs: [mine.txt]\n    script: |\n      \

@@ -23,7 +23,7 @@ const CRASH_POINTS: [(&str, &str); 11] = [
     ("storage", "storage.settle.after"),
 ];
 
-/// Three layers of four nodes each; every script says when it began and ended.
+/// Three layers of four nodes each; every script records when it began and ended.
 fn layers(dir: &Path, witness: &Witness) -> (String, Vec<String>) {
     let mut text = String::from("name: layers\njobs:\n");
     let mut names = Vec::new();
@@ -113,7 +113,7 @@ fn whoever_carries_a_message_may_die_anywhere() {
 /// Where a storage may die that creates a flow: before its script, before a router is sent what it carries, and before its answer.
 const CREATION_POINTS: [&str; 3] = ["storage.create.before", "storage.create.stored", "storage.create.after"];
 
-/// The change that creates a flow starts it too, and sends its first job: it runs, whether or not somebody has heard of it.
+/// The change that creates a flow starts it too, and sends its first job: it runs, whether or not the caller got the answer.
 #[test]
 fn a_flow_runs_whose_creation_was_answered_to_nobody() {
     let dir = tempfile::tempdir().expect("a directory");
@@ -143,7 +143,7 @@ fn a_flow_runs_whose_creation_was_answered_to_nobody() {
         let mut unanswered = submit().spawn().expect("it starts");
         wait_until_blocking(|| (!processes.runs("storage")).then_some(()), PATIENCE, point);
         processes.script("up.sh");
-        // It may have asked again, or have given up.
+        // The client may have retried, or have given up.
         unanswered.wait().expect("it ends");
         if point == "storage.create.before" {
             stdout(&submit().output().expect("it starts"), 0);

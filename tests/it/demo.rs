@@ -99,7 +99,7 @@ fn the_demo_of_sagas_says_that_it_has_no_server_before_it_starts_anything() {
     assert!(is_empty(dir.path()), "something was made");
 }
 
-/// Where Debian has the server, which is looked for there whatever the `PATH` says.
+/// Path of the server on Debian, which is searched regardless of the `PATH`.
 const OF_DEBIAN: &str = "/usr/sbin/nats-server";
 
 /// Runs `mycora` where no `nats-server` is: Debian's is hidden in a mount namespace of its own, and the `PATH` is an empty directory.

@@ -48,7 +48,7 @@ fn sorts_that_ended_everything_end_one_job_or_none() {
     }
     let (_, ended) = scene.run(&text);
     assert_eq!(ended.status, "FINISHED", "{:?}", ended.states());
-    // By the process that was started, since another would have another number; it is asked to end and does.
+    // By the process that was started, since another would have another number; it gets a stop signal and ends.
     scene.close();
 }
 

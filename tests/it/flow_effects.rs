@@ -35,11 +35,11 @@ struct Stage {
     defined: Defined,
 }
 
-/// A provider, and the ends that it tells.
+/// A provider, and the ends that it reports.
 struct Told {
     provider: FlowProvider,
     ends: mpsc::UnboundedReceiver<(CommandId, ProviderAnswer)>,
-    /// Calls of which it was told that their flows live.
+    /// Calls whose flows were reported alive.
     beats: mpsc::UnboundedReceiver<CommandId>,
 }
 
@@ -95,7 +95,7 @@ impl Stage {
             context_of: Arc::new(|_| Some(ContextId(1))),
             notify: Arc::new(move |command, word| match word {
                 CallMessage::Answer(answer) => to.send((command, answer)).is_ok(),
-                // Whether somebody follows them is each test's own.
+                // Whether flows are followed is up to each test.
                 CallMessage::Beat => to_beats.send(command).is_ok(),
                 word => panic!("{word:?}"),
             }),
@@ -140,7 +140,7 @@ impl Told {
         flow
     }
 
-    /// The next end that is told, which is of this call.
+    /// The next reported end, which is of this call.
     async fn end(&mut self, call: &ProviderCall) -> ProviderAnswer {
         let told = tokio::time::timeout(PATIENCE, self.ends.recv()).await;
         let (command, answer) = told.expect("an end is told").expect("the provider lives");
@@ -157,7 +157,7 @@ fn label(code: &str) -> ProviderAnswer {
     ProviderAnswer::Succeeded(Json::object([("label", Json::object([("code", Json::text(code))]))]))
 }
 
-/// Whatever was forgotten meanwhile, and whatever else was said, a command has one flow.
+/// Whatever was forgotten or sent meanwhile, a command has one flow.
 #[test]
 fn a_flow_runs_once_for_a_command_and_its_result_is_the_answer() {
     let stage = Stage::new();
@@ -278,7 +278,7 @@ fn a_flow_that_has_a_heartbeat_shows_that_it_lives_and_no_other_does() {
             let beat = tokio::time::timeout(PATIENCE, told.beats.recv()).await;
             beat.expect("it shows that it lives").expect("the provider lives")
         };
-        // Nothing happens to it, and the watch says so again and again.
+        // Nothing happens to it, and the watch reports that repeatedly.
         while told.beats.try_recv().is_ok() {}
         assert_eq!(beaten(&mut told).await, lives.command);
         // It goes on, behind another end of what is watched.

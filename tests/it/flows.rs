@@ -221,7 +221,7 @@ fn large_results_hold_up_nobody() {
     up.stop();
 }
 
-/// Submits a flow that guesses its own number, which nobody knows before the flow is stored.
+/// Submits a flow that guesses its own number, which is not known before the flow is stored.
 #[test]
 fn a_flow_that_waits_for_itself_is_told_so() {
     let dir = tempfile::tempdir().expect("a directory");

@@ -90,7 +90,7 @@ fn on_a_full_disk_what_runs_waits() {
     let Some(disk) = SmallDisk::new(160) else {
         return at_its_maxmemory_what_runs_waits_and_what_frees_works();
     };
-    // Scripts tell what they do elsewhere: their disk is full.
+    // Scripts report to another directory: their disk is full.
     let files = tempfile::tempdir().expect("a directory");
     place_of_scripts(&files.path().join("data"));
     let writable = files.path().to_str().expect("a plain path");

@@ -1,4 +1,4 @@
-//! Health says what is so: whoever has lost what it needs does not serve, and serves again when that is back.
+//! Health reports the truth: a service that has lost a dependency does not serve, and serves again when it is back.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 use crate::local::Processes;
 use crate::suite::{PATIENCE, Up, command, get, stdout};
 
-/// Everybody with a port for gRPC, storage first: it is what the others lean on.
+/// All services with a port for gRPC, storage first: the others depend on it.
 const ALL: [ServiceName; 6] = [
     ServiceName::Storage,
     ServiceName::RunnerRegistry,
@@ -35,7 +35,7 @@ impl Watch {
         Self(words.into_inner())
     }
 
-    /// Waits until the server says so.
+    /// Waits until the server reports this.
     async fn until(&mut self, name: &str, wanted: ServingStatus) {
         let waiting = async {
             while let Some(word) = self.0.message().await.expect("the server lives") {
@@ -116,7 +116,7 @@ fn one_process_serves_while_all_of_it_can() {
     let mut watch = runtime.block_on(Watch::begin(&suite.join("pki"), up.port(), "localhost"));
     runtime.block_on(watch.until("mycora", ServingStatus::Serving));
 
-    // Whoever listens to Redis is sent away and not let in again.
+    // Clients that listen to Redis are disconnected and not admitted again.
     let password = std::fs::read_to_string(suite.join("redis.password")).expect("`up` keeps the password");
     let change = |from: &str, to: &str| {
         up.redis_with(from, 0, &["ACL", "SETUSER", "default", "resetpass", &format!(">{to}")]);

@@ -11,7 +11,7 @@ use tonic::Code;
 
 use crate::scene::Scene;
 
-/// Says that it ran.
+/// Prints that it ran.
 fn job() -> JobSpec {
     let source = Some(script::Source::Text("echo \"ran=$WHO\" >> \"$MYCORA_RESULT\"".into()));
     JobSpec {
@@ -70,7 +70,7 @@ fn flows_take_up_jobs_that_were_kept() {
         let start = StartFlowRequest { request_id: "four".into(), context_id: 1, flow_id };
         flows.start_flow(start.clone()).await.expect("started");
 
-        // Nobody who asks again needs the job, nor the flow as it was.
+        // A retried request needs neither the job, nor the flow as it was.
         let delete = DeleteJobRequest { context_id: 1, job_id: kept, ..DeleteJobRequest::default() };
         jobs.delete_job(delete).await.expect("deleted");
         let again = flows.submit_flow(submit.clone()).await.expect("the first answer").into_inner();
@@ -113,7 +113,7 @@ fn bytes_of(scene: &Scene, pattern: &str) -> u64 {
     keys.lines().filter(|key| !key.is_empty()).map(size).sum()
 }
 
-/// Jobs and messages name a long script, which is kept once, whoever submits it and however.
+/// Jobs and messages name a long script, which is kept once, regardless of who submits it and how.
 #[test]
 fn long_scripts_that_come_by_grpc_are_kept_once() {
     const JOBS: u64 = 20;

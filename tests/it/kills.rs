@@ -26,7 +26,7 @@ fn is_fragile(job: usize) -> bool {
     job.is_multiple_of(FRAGILE_EACH)
 }
 
-/// A flow of jobs that depend on nothing; each says when it began and ended. Its name, and those of its jobs.
+/// A flow of jobs that depend on nothing; each records when it began and ended. Its name, and those of its jobs.
 fn flow(dir: &Path, witness: &Witness, number: usize) -> (String, Vec<String>) {
     let mut text = format!("name: f{number}\njobs:\n");
     let mut names = Vec::new();

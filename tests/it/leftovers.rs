@@ -39,7 +39,7 @@ fn what_is_left_running_is_named_and_fails_the_run() {
         command.arg(secs).env_remove("TMPDIR");
         command
     };
-    // One of somebody else, whose directory only begins like ours.
+    // A process of another suite, whose directory only begins like ours.
     let beside =
         others.path().with_file_name(format!("{}x", ours.path().file_name().expect("a name").display()));
     let mut other =

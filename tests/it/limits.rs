@@ -204,7 +204,7 @@ fn every_limit_of_a_submission() {
         let many = (0..5).map(|i| node(&format!("n{i}"), "x".repeat(limits::SCRIPT_BYTES_MAX))).collect();
         let status = submit(&mut client, flow(many)).await.expect_err("five MiB");
         assert!(matches!(status.code(), Code::ResourceExhausted | Code::OutOfRange), "{status}");
-        // A blob that nobody has put.
+        // A blob that was not uploaded.
         let absent = with(|node| {
             job(node).files.insert("in.bin".into(), file(1));
         });

@@ -104,7 +104,7 @@ fn a_log_is_read_whole_and_from_any_place_and_what_is_gone_is_said() {
     let operator = Operator::new(&scene.up, &scene.path().join("data"));
     assert!(operator.supervisor(&["logs", &key], 0) == all);
 
-    // Its time is over: the rest is told all the same.
+    // Its time is over: the rest is sent all the same.
     std::fs::remove_file(file).expect("removed");
     let (shown, said) = text(&["long"]);
     assert_eq!(shown, whole_lines(&all[begin..]));
@@ -134,7 +134,7 @@ fn a_log_is_read_while_it_grows_and_its_machine_may_be_away() {
     let said = stderr(&out, 0);
     assert!(said.contains("the supervisor at grpc://127.0.0.1") && said.contains("be reached"), "{said}");
 
-    // It comes back, and tells it all. What was lost with it runs again there before long as an attempt of its own,
+    // It comes back, and sends everything. What was lost with it runs again there before long as an attempt of its own,
     // and may have printed by then.
     machine.up.restart();
     let first = || stdout(&scene.up.mycora(&["flow", "logs", &id, "long", "--attempt", "1"]), 0);
@@ -144,7 +144,7 @@ fn a_log_is_read_while_it_grows_and_its_machine_may_be_away() {
     machine.close();
 }
 
-/// Two jobs, between which somebody gives a signal.
+/// Two jobs, with a signal between them.
 const EARLY_AND_LATE: &str = "name: twice
 jobs:
   early: { script_type: shell, script: 'echo one; echo two >&2' }

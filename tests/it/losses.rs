@@ -1,4 +1,4 @@
-//! Attempts that are lost with the process that ran them: what the job says decides what follows.
+//! Attempts that are lost with the process that ran them: the settings of the job decide what follows.
 
 use serde_json::Value;
 use testkit::{WitnessMark, wait_until_blocking};
@@ -15,7 +15,7 @@ fn flow(scene: &Scene, name: &str, policy: &str) -> u64 {
     ))
 }
 
-/// The counts of what was lost and of failed tries that the events of a node tell, each once, in their order.
+/// The counts of losses and of failed tries in the events of a node, each once, in order.
 fn counts_told(scene: &Scene, flow: u64) -> Vec<(u64, u64, u64)> {
     let events = scene.up.redis(1, &["XRANGE", "events", "-", "+"]);
     let events = events.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());

@@ -1,4 +1,4 @@
-//! Mail of coordinators that nobody has heard of, brought to `mycora up` over gRPC; and mail that names nobody.
+//! Mail of unknown coordinators, delivered to `mycora up` over gRPC; and mail without a recipient.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -25,7 +25,7 @@ use crate::suite::{PATIENCE, Up, stderr, stdout};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// A coordinator that somebody has made up.
+/// A made-up coordinator.
 struct Stranger {
     sealer: Sealer,
     gateway: GatewayServiceClient<Channel>,
@@ -44,7 +44,7 @@ impl Stranger {
         Self { sealer: Sealer::of_root(SigningKey::generate()), gateway, there, letters: 0 }
     }
 
-    /// Brings a letter, which nobody has signed. Gives the name of the refusal.
+    /// Delivers unsigned mail. Returns the reason of the refusal.
     async fn writes(&mut self, from: &str, to: &str) -> Result<Result<(), String>, Status> {
         self.letters += 1;
         let now = Timestamp::now();
@@ -93,7 +93,7 @@ async fn nobody_writes_in_the_name_of_an_actor_here() {
     let actor = document(&up, &["actor", "show"])["actor"]["pubkey"].as_str().expect("a key").to_owned();
     let somebody = SigningKey::generate().verifying_key().to_string();
 
-    // Strangers are not heard unless the operator says so.
+    // Mail of strangers is refused unless the operator allows it.
     let mut stranger = Stranger::before(&up, &data).await;
     for from in [&actor, &somebody] {
         assert_eq!(stranger.writes(from, &actor).await.expect("heard"), Err("STRANGER".to_owned()));
@@ -108,7 +108,7 @@ async fn nobody_writes_in_the_name_of_an_actor_here() {
     }
     up.stop();
 
-    // Where they need not, nobody here has written what nobody has signed.
+    // Where signatures are optional, unsigned mail in the name of an actor of this coordinator is still refused.
     let up = Up::start(&data, &["--mail-from-strangers", "any"]);
     let mut stranger = Stranger::before(&up, &data).await;
     assert_eq!(stranger.writes(&actor, &actor).await.expect("heard"), Err("FORGED_SENDER".to_owned()));
@@ -134,7 +134,7 @@ async fn nobody_writes_in_the_name_of_an_actor_here() {
         "{shown}"
     );
 
-    // And nobody fills an inbox.
+    // And no sender fills an inbox.
     let mut taken = 1;
     let refused = loop {
         match stranger.writes(&somebody, &actor).await {

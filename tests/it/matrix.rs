@@ -1,4 +1,4 @@
-//! Every method, called by everybody: the answers are those of `specs/permissions.md`.
+//! Every method, called by every kind of caller: the answers are those of `specs/permissions.md`.
 
 use std::collections::BTreeMap;
 
@@ -94,7 +94,7 @@ fn plain(value: Value) -> Value {
     }
 }
 
-/// Finds callers that may not call a method and are answered when their request asks for nothing.
+/// Finds callers that may not call a method and yet get an answer to an empty request.
 async fn of_nothing(
     stage: &Stage,
     method: &MethodDescriptor,
@@ -111,7 +111,7 @@ async fn of_nothing(
     wrong
 }
 
-/// A request that names its object and says nothing more.
+/// A request that only names its object.
 fn bare(value: Value) -> Value {
     let Value::Object(all) = value else { return value };
     let kept = all.into_iter().filter_map(|(name, one)| match one {
@@ -138,7 +138,7 @@ async fn of_services(stage: &Stage, method: &MethodDescriptor, row: Option<&Vec<
     wrong
 }
 
-/// Where nobody is looked at, the envelope has to say who speaks: one that says nothing is refused, whoever brings it.
+/// Methods without caller checks rely on the envelope for the sender: an envelope without one is refused from any caller.
 async fn of_envelopes(
     stage: &Stage,
     method: &MethodDescriptor,
@@ -171,7 +171,7 @@ async fn internal_methods_are_for_the_services_written() {
         let admitted: Vec<&str> = row[0].split(", ").collect();
         for (service, caller) in &services {
             let got = callers::answer(&stage, caller, &method, &empty).await;
-            // Whoever is admitted is told what is wrong with the request, and nothing else.
+            // An admitted caller gets the error of the request, and nothing else.
             let is_denied = got.contains(NOT_ALLOWED) || got.contains("IDENTITY");
             if is_denied == admitted.contains(&service.as_str()) {
                 wrong.push(format!("{name}, {service}: {got}"));

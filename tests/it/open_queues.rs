@@ -68,7 +68,7 @@ fn pop(scene: &Scene, queue: &str) -> String {
 #[test]
 fn others_push_and_take_where_queues_are_open() {
     let scene = Scene::new(&["--legacy", "--slots", "1"]);
-    // A job of theirs: adopted, run and answered.
+    // An external job: adopted, run and answered.
     let fields =
         ["script", "echo \"$A\"", "script_type", "shell", "env_vars", r#"{"A":"hi"}"#, "timeout", "60"];
     push(&scene, SHELL, "abc", &fields);
@@ -80,7 +80,7 @@ fn others_push_and_take_where_queues_are_open() {
     assert_eq!(field(&scene, "hero:job:bad", "status"), "error");
     counted(&scene, "adopted", 2);
 
-    // A worker of theirs takes a job of ours while the one slot is busy; one that it could not run it does not see.
+    // An external worker takes a job of ours while the one slot is busy; a job that it could not run stays hidden from it.
     let gate = scene.path().join("gate");
     let wait = format!("while [ ! -e '{}' ]; do sleep 0.05; done", gate.display());
     let busy =
@@ -103,7 +103,7 @@ fn others_push_and_take_where_queues_are_open() {
     scene.close();
 }
 
-/// No instance of ours runs `v` here: only the operator knows that somebody does.
+/// No instance of ours runs `v` here: only the operator knows that an external worker does.
 #[test]
 fn others_take_jobs_of_a_type_that_only_they_run() {
     let scene = Scene::new(&["--open-queues-for", "v"]);
@@ -118,7 +118,7 @@ fn others_take_jobs_of_a_type_that_only_they_run() {
     scene.up.redis(SUPERVISOR, &["HSET", &key, "status", "finished", "output", "1"]);
     scene.wait_for(id, "plain", "COMPLETED");
 
-    // What they cannot run waits for somebody who can, and says so.
+    // A job that they cannot run waits for a worker that can, and explains so.
     let why = "only workers of others run `v` jobs";
     let refused = || scene.node(id, "needs").to_string().contains(why).then_some(());
     wait_until_blocking(refused, PATIENCE, "the other job is refused by name");

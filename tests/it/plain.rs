@@ -46,7 +46,7 @@ fn the_example_of_the_documents_runs_jobs_over_the_bus() {
     let supervisor = [example(home.path()), daemon.url("http")];
     let mut supervisor = TestProcess::spawn("a plain supervisor", Command::new("python3").args(supervisor));
 
-    // It knows no `supervisor.info`, and counts as alive with what its record says.
+    // It knows no `supervisor.info`, and counts as alive with the settings of its record.
     let live = || {
         let runners = sites.json("a", &["runner", "list"]);
         let runners = runners["runners"].as_array().cloned().unwrap_or_default();

@@ -9,7 +9,7 @@ use crate::flows::fan_out;
 use crate::local::Processes;
 use crate::suite::{PATIENCE, command, flow_file, processes_in, stderr, stdout};
 
-/// Nodes one after the other; every script says when it began and ended.
+/// Nodes one after the other; every script records when it began and ended.
 fn chain(dir: &Path, witness: &Witness, length: usize) -> (String, Vec<String>) {
     let mut text = String::from("name: chain\njobs:\n");
     let names: Vec<String> = (0..length).map(|i| format!("n{i}")).collect();
@@ -57,7 +57,7 @@ fn a_scheduler_that_is_killed_in_mid_flow_goes_on_from_redis() {
     assert_eq!(document["flow"]["status"], "FLOW_STATUS_FINISHED");
     assert_eq!(document["flow"]["result"]["join.total"], "78");
 
-    // Without a certificate, and with one of another authority, nobody is let in.
+    // A client without a certificate, or with one of another authority, is refused.
     let profile = std::fs::read_to_string(processes.profile()).expect("a profile");
     let anonymous: String = profile
         .lines()
@@ -134,7 +134,7 @@ fn a_hangup_reads_the_policy_again() {
     processes.signal("supervisor", "-HUP");
     let heard = || {
         let log = std::fs::read_to_string(suite_dir.join("log/supervisor.log")).expect("a log");
-        log.contains("the policy file is as it was").then_some(())
+        log.contains("the policy file has not changed").then_some(())
     };
     wait_until_blocking(heard, PATIENCE, "the supervisor has looked at its policy");
     let file = flow_file(dir.path(), "name: one\njobs:\n  one: { script_type: shell, script: 'exit 0' }\n");

@@ -15,7 +15,7 @@ fn hash(up: &Up, key: &str) -> BTreeMap<String, String> {
     fields
 }
 
-/// Waits until the message has ended, and gives it with what its sender is told in `msg_in`.
+/// Waits until the message has ended, and returns it with the answer to its sender in `msg_in`.
 fn ended(up: &Up, key: &str) -> (BTreeMap<String, String>, Value) {
     let status = || {
         let message = hash(up, key);
@@ -83,7 +83,7 @@ fn jobs_that_were_pushed_run_and_tell_how_they_ended() {
     );
     assert_eq!(told["jobs"]["2002"]["status"], "finished");
 
-    // One that fails says so, and a graph that is none is refused by name.
+    // A failure is reported, and an invalid graph is refused by name.
     let failing = json!({"id": 1, "script_type": "shell", "script": "exit 3"}).to_string();
     up.redis(1, &["HSET", "message:1:102", "job", &failing]);
     let circle = json!([

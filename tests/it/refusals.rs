@@ -1,4 +1,4 @@
-//! All that is wrong with a request is said at once.
+//! All mistakes of a request are reported at once.
 
 use proto::v1::{
     AddFlowNodesRequest, CreateFlowRequest, FlowSpec, GetFlowGraphRequest, JobSpec, NodeSpec,

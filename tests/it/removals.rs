@@ -1,4 +1,4 @@
-//! Contexts and flows that are removed with everything in them, wherever it lies and whoever dies meanwhile.
+//! Contexts and flows that are removed with everything in them, wherever it lies and whichever process dies meanwhile.
 
 use std::collections::BTreeSet;
 use std::process::Stdio;
@@ -66,7 +66,7 @@ fn a_storage_that_dies_while_it_removes_a_context_goes_on_with_it() {
         let unmarked =
             || (processes.redis(0, &["HGET", "ids", "removing:2"]).trim().is_empty()).then_some(());
         wait_until_blocking(unmarked, PATIENCE, format!("{point}: nothing more is to do"));
-        // Whoever had it removed may have heard of the end or not.
+        // The caller may have received the final answer or not.
         deletion.wait().expect("it ends");
     }
     mycora(&processes, &["context", "create", "--id", "2"]);
@@ -85,7 +85,7 @@ fn kinds(scene: &Scene, database: u32) -> BTreeSet<String> {
     keys.lines().map(kind).collect()
 }
 
-/// Streams of the coordinator that tell of what is gone, by design: what happened, and who did it.
+/// Streams of the coordinator that mention removed objects, by design: what happened, and who did it.
 const KEPT_BY_DESIGN: [&str; 2] = ["audit", "events"];
 
 /// Returns the bytes that all other keys of coordinator and supervisor take.
@@ -101,7 +101,7 @@ fn bytes(scene: &Scene) -> u64 {
     of_database(1) + of_database(SUPERVISOR)
 }
 
-/// Also at the machine that ran it, whose end it has just heard of.
+/// Also at the machine that ran it, which has just learned of its end.
 #[test]
 fn a_deleted_flow_leaves_nothing_but_what_is_named() {
     let scene = Scene::new(&[]);

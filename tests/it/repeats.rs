@@ -146,7 +146,7 @@ fn a_node_that_had_ended_is_not_cancelled_in_the_next_run() {
         assert_eq!(refused.reason, "REQUEST_ID_REUSED", "{refused:?}");
         let flow = client.get_flow(GetFlowRequest { context_id: 1, flow_id }).await.expect("it is there");
         assert_eq!(flow.into_inner().flow.expect("it").generation, 2);
-        // The wish of the second run is kept.
+        // A cancel request for the second run takes effect.
         let now = CancelNodeRequest { request_id: "now".into(), ..cancel };
         client.cancel_node(now).await.expect("it runs");
     });

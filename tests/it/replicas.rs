@@ -16,7 +16,7 @@ const FLOWS: usize = 200;
 /// Three processes and two hundred flows of scripts on a busy machine.
 const LONG: Duration = Duration::from_secs(240);
 
-/// A chain of three, each of which says when it began and ended; the first waits for the prerequisites.
+/// A chain of three, each of which records when it began and ended; the first waits for the prerequisites.
 fn chain(dir: &Path, witness: &Witness, flow: usize, prerequisites: &str) -> (String, Vec<String>) {
     let mut text = format!("name: f{flow}\njobs:\n");
     let mut names = Vec::new();

@@ -1,4 +1,4 @@
-//! A request that comes a hundred times at once has one effect and one answer, whatever it asks for.
+//! A request that comes a hundred times at once has one effect and one answer, for every method.
 
 use std::collections::BTreeMap;
 
@@ -105,7 +105,7 @@ async fn repeated(stage: &Stage, method: &MethodDescriptor, body: &Value) -> Res
     first.ok_or_else(|| "no answer".to_owned())
 }
 
-/// Checks one method; the error says what is wrong with it.
+/// Checks one method; the error describes what is wrong with it.
 async fn wrong_with(stage: &Stage, method: &MethodDescriptor) -> Result<(), String> {
     let name = short(method);
     let mut body = objects::filled(stage, objects::request(&name)).await;

@@ -1,4 +1,4 @@
-//! End of open calls when the caller may make them no more, or is believed no more, in whichever process it is.
+//! End of open calls when the caller loses the permission for them, or its credentials, in whichever process it is.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ use crate::matrix::tokens;
 /// A stream that has not ended within this time does not end.
 const PATIENCE: Duration = Duration::from_secs(30);
 const PIECE_BYTES: usize = 512 * 1024;
-/// More than a connection takes that nobody reads from, and less than the largest blob.
+/// More than an unread connection buffers, and less than the largest blob.
 const PIECES: usize = 30;
 
 /// One who calls: with a certificate, or with a token.
@@ -35,7 +35,7 @@ struct Who {
 }
 
 impl Who {
-    /// An actor that nobody knew before.
+    /// A new actor.
     async fn new(stage: &Stage, by_token: bool) -> Self {
         let key = SigningKey::generate();
         let register = json!({"pubkey": key.verifying_key().to_string()});
@@ -66,7 +66,7 @@ struct UnderWay {
     run: Run,
 }
 
-/// A job whose end somebody waits for.
+/// A job whose end a caller waits for.
 struct Run {
     call: JoinHandle<Result<(), Status>>,
     name: String,
@@ -152,7 +152,7 @@ fn told(status: &Status) -> (Code, String) {
     (view.code, view.reason)
 }
 
-/// How a stream ends, after whatever it has to say.
+/// How a stream ends, after all its messages.
 async fn ending<T>(name: &str, mut stream: Streaming<T>) -> (Code, String) {
     let end = async {
         loop {
@@ -203,7 +203,7 @@ impl UnderWay {
     }
 }
 
-/// Makes these, and nobody else but the admin, members of the context.
+/// Makes these, and only the admin besides, members of the context.
 async fn members(stage: &Stage, executors: &[u32], readers: &[u32]) {
     let body = json!({"contextId": CONTEXT, "executors": {"ids": executors}, "readers": {"ids": readers}});
     stage.ask("ContextService/UpdateContext", body).await;

@@ -18,7 +18,7 @@ use crate::suite::{PATIENCE, command, processes_in, stdout};
 const KILLS: &str = "MYCORA_SAGA_KILLS";
 /// Every moment has its turn, three times at least.
 const KILLS_USUAL: usize = 25;
-/// A flow that runs once it is told to, and writes down that it ran.
+/// A flow that runs on a signal, and records that it ran.
 const LABEL: &str = "name: label\njobs:\n  label:\n    script_type: shell\n    prerequisites: [go]\n    script: |\n      \
                      echo \"$ORDER\" >> WITNESS\n      echo \"code=$ORDER\" >> \"$MYCORA_RESULT\"\n";
 const BAD: &str = "name: bad\njobs:\n  good: { script_type: shell, script: 'true' }\n  \
@@ -71,9 +71,9 @@ fn manifest() -> String {
 enum Moment {
     /// At a crash point.
     At(&'static str),
-    /// Killed while the flow waits to be told to run, which it is before the service is there again.
+    /// Killed while the flow waits for its signal, which comes before the service is back.
     Waiting,
-    /// Killed when the flow was just told to run.
+    /// Killed when the flow has just got its signal.
     Running,
 }
 
@@ -182,7 +182,7 @@ impl Stage {
         self.kills += 1;
     }
 
-    /// Waits for the end of an instance; gives what it ended as and why. Each end is told once.
+    /// Waits for the end of an instance; returns its final status and why. Each end is reported once.
     fn end(&mut self, order: &str) -> (String, String) {
         let Self { facts, runtime, read, .. } = self;
         runtime.block_on(async {
@@ -193,7 +193,7 @@ impl Stage {
                 let delivered = delivered.expect("it goes on");
                 delivered.receipt.ack();
                 if delivered.sequence <= *read {
-                    // The server had not heard that it was read.
+                    // The server had not received the acknowledgement.
                     continue;
                 }
                 *read = delivered.sequence;
@@ -298,7 +298,7 @@ fn flows_that_fail_or_are_given_up_end_their_sagas_and_both_show_each_other() {
     let reason = format!("the flow {flow} failed: `print` (EXIT_CODE): 3");
     assert_eq!(stage.end("bad-1"), ("failed".to_owned(), reason));
 
-    // Its time is over before anybody tells it to run.
+    // It times out before its signal comes.
     stage.place("late", "late-1");
     let flow = stage.new_flow(1);
     assert_eq!(stage.end("late-1"), ("failed".to_owned(), "timed_out".to_owned()));

@@ -57,7 +57,7 @@ fn kill(pid: &str) {
     assert!(killed.expect("`kill` starts").success());
 }
 
-/// A connection to the private server, as a program of somebody else has it.
+/// A connection to the private server, as an external program has it.
 async fn connect(data: &Path) -> Arc<dyn MessageBroker> {
     let text = |name: &str| std::fs::read_to_string(data.join(name)).expect(name);
     let tls = JetStreamTls { ca: Some(data.join("pki/ca.pem")), identity: None };
@@ -65,7 +65,7 @@ async fn connect(data: &Path) -> Arc<dyn MessageBroker> {
     connected(url, &text("nats.user"), &text("nats.password")).await
 }
 
-/// A connection to a server that asks for a password.
+/// A connection to a server that requires a password.
 pub(crate) async fn connect_to(url: &str, user: &str, password: &str) -> Arc<dyn MessageBroker> {
     connected(JetStreamOptions::new(url), user, password).await
 }
@@ -125,7 +125,7 @@ pub(crate) fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime")
 }
 
-/// An upstream that notes the key and the body of each call, and answers none before it is told to.
+/// An upstream that notes the key and the body of each call, and answers none before it is released.
 struct Held {
     address: String,
     calls: Arc<Mutex<Vec<(String, String)>>>,
@@ -155,7 +155,7 @@ impl Held {
                     "HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: close\r\n\r\n",
                     answer.len()
                 );
-                // Whoever called may be gone.
+                // The caller may be gone.
                 let _ = reader.get_mut().write_all(format!("{head}{answer}").as_bytes());
             }
         });
@@ -200,7 +200,7 @@ fn a_killed_suite_goes_on_with_its_sagas_and_ends_the_server_that_was_left() {
     std::fs::write(manifests.join("pays.yaml"), manifest).expect("written");
     let arguments = ["--saga", "--no-supervisor", "--manifests", manifests.to_str().expect("a plain path")];
     let mut up = Up::start(&data, &arguments);
-    // It is ready with its first line, and says the others behind that.
+    // It is ready with its first line, and prints the others after that.
     up.process.wait_for_line("sagas         mycora saga list --tenant 1", PATIENCE);
     let runtime = runtime();
     let before = runtime.block_on(async {
@@ -212,7 +212,7 @@ fn a_killed_suite_goes_on_with_its_sagas_and_ends_the_server_that_was_left() {
     let is_called = || (!upstream.calls().is_empty()).then_some(());
     wait_until_blocking(is_called, PATIENCE, "the call is under way");
 
-    // Whoever comes while it runs is told where it is.
+    // A second start while it runs is refused, with the owner of the directory.
     let mut second = Command::new(program("mycora"));
     second.args(["up", "--saga", "--port", "1"]).arg("--data").arg(&data);
     let refused = stderr(&second.output().expect("it starts"), 3);

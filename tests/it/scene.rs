@@ -68,7 +68,7 @@ impl Scene {
         // Within what the machine's scripts may write.
         let dir = tempfile::tempdir_in(machine.path()).expect("a directory");
         let scene = Self::within(dir, &["--no-supervisor", "--runner", &runner, "--pki", pki]);
-        // A machine elsewhere is not waited for by whoever starts.
+        // A start does not wait for a machine elsewhere.
         let (_, ended) = scene.run("name: reached\njobs:\n  only: { script_type: shell, script: 'true' }\n");
         assert_eq!(ended.status, "FINISHED");
         (machine, scene)

@@ -12,7 +12,7 @@ const NOBODY: u32 = 65534;
 
 /// Returns the users that a suite is started as.
 fn users() -> Vec<Option<u32>> {
-    // Only root can start one as somebody else.
+    // Only root can start one as another user.
     let is_root = std::fs::metadata("/proc/self").is_ok_and(|own| own.uid() == 0);
     if is_root { vec![None, Some(NOBODY)] } else { vec![None] }
 }

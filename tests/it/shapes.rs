@@ -25,7 +25,7 @@ fn a_diamond() {
     scene.close();
 }
 
-/// One job, waited for; and one that somebody executes by other ways.
+/// One job, waited for; and one that is executed outside of the suite.
 #[test]
 fn jobs_without_a_flow_file() {
     let scene = Scene::new(&["--slots", "1"]);

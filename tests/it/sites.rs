@@ -8,7 +8,7 @@ use testkit::{TestProcess, Witness, WitnessMark, free_port, wait_until_blocking}
 
 use crate::suite::{PATIENCE, command, flow_file, place_of_scripts, program, stdout};
 
-/// Jobs that go over, enough for several batches, unless `MYCORA_SITES_JOBS` says how many.
+/// Jobs that go over, enough for several batches, unless `MYCORA_SITES_JOBS` sets the number.
 const JOBS: usize = 400;
 
 /// Two sites that `deploy/local/two-sites.sh` started.
@@ -171,7 +171,7 @@ fn actors_of_both_sites_write_to_each_other() {
     let received = sites.json("a", &["message", "receive"]);
     assert_eq!(received[0]["verified"], Value::Null, "nobody has signed it: {received}");
 
-    // Nobody of that key is there: it ends at once, and says so.
+    // No actor has that key: the message fails at once, with that reason.
     let (_, address) = b.split_once('@').expect("a key and where");
     let nobody = format!("{}@{address}", "0a".repeat(32));
     let refused = sites.mycora("a", &["message", "send", "--wait", "--to", &nobody, "who are you"]);

@@ -11,7 +11,7 @@ use testkit::wait_until_blocking;
 use crate::scene::{Scene, redis_pid};
 use crate::suite::{PATIENCE, flow_file, stdout};
 
-/// Holds everybody who wants something on the disk, as long as there is a pipe at `MYCORA_TEST_GATE` and nobody writes into it.
+/// Holds every access to the disk, as long as there is a pipe at `MYCORA_TEST_GATE` and nothing is written into it.
 const SHIM: &str = r#"
 #include <fcntl.h>
 #include <stdio.h>
@@ -64,11 +64,11 @@ impl Gate {
     }
 
     fn open(&self) {
-        // Whoever came before it is gone waits in it still.
+        // Threads that opened the pipe before its removal still wait in it.
         let nonblocking = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).expect("a flag");
         let pipe = std::fs::OpenOptions::new().write(true).custom_flags(nonblocking).open(&self.0);
         std::fs::remove_file(&self.0).expect("it was made");
-        // Without a reader there is nobody to be let go.
+        // Without a reader no thread waits.
         if let Ok(mut pipe) = pipe {
             pipe.write_all(b".").expect("somebody reads");
         }

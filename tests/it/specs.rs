@@ -1,4 +1,4 @@
-//! The pages in `specs/` say what the code says.
+//! The pages in `specs/` match the code.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -186,7 +186,7 @@ fn spawn_command(mut command: Command, dir: &Path, port: u16, arguments: &[Strin
     TestProcess::spawn("mycora up", &mut command)
 }
 
-/// Where scripts tell what they do in files: beside a suite's directory, whatever user they run as.
+/// Directory in which scripts record what they do: beside a suite's directory, whatever user they run as.
 pub(crate) fn place_of_scripts(dir: &Path) -> &Path {
     let place = dir.parent().expect("a suite's directory lies in another");
     // Sticky, as /tmp is: scripts do not exchange the suite beside them.
@@ -265,7 +265,7 @@ pub(crate) fn get_with(header: &str, port: u16, path: &str) -> String {
     text
 }
 
-/// A metric as an operators' port tells it now.
+/// A metric as an operators' port reports it now.
 pub(crate) fn metric(dir: &Path, port: u16, name: &str) -> f64 {
     let text = get(dir, port, "/metrics");
     let line = text.lines().find(|line| line.starts_with(&format!("{name} ")));

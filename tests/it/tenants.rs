@@ -28,9 +28,9 @@ use tonic::{Code, Status};
 use crate::scene::Scene;
 use crate::suite::{PATIENCE, get};
 
-/// How long one takes all it can get, unless the environment says otherwise.
+/// Default time for which one tenant takes all it can get.
 const SECS_DEFAULT: u64 = 15;
-/// Flows that are measured alone; before them those that nobody counts.
+/// Flows that are measured alone; before them uncounted warm-up flows.
 const FLOWS_ALONE: usize = 500;
 const FLOWS_BEFORE: usize = 20;
 /// Time that no flow of one job takes, on the busiest machine: half of what one job of the greedy one keeps its slot.
@@ -112,7 +112,7 @@ fn node(name: &str, script: &str) -> v1::NodeSpec {
     v1::NodeSpec { name: name.to_owned(), job: Some(job), ..Default::default() }
 }
 
-/// Runs one flow of one job to its end, and says how long that took.
+/// Runs one flow of one job to its end, and returns how long that took.
 async fn single(tenant: &Tenant, flows: &mut FlowServiceClient<Channel>) -> Result<Duration, Status> {
     let run = v1::RunJobRequest {
         context_id: tenant.context,

@@ -40,7 +40,7 @@ fn scripts_do_not_steer_the_terminal() {
     let id = id.to_string();
     assert!(shown(&scene, &["flow", "logs", &id], 0).contains(SHOWN));
     assert!(shown(&scene, &["flow", "logs", &id, "says"], 0).contains(SHOWN));
-    // A pipe gets what was said, and so does a terminal whose owner wants it.
+    // A pipe gets the raw bytes, and so does a terminal with `--raw`.
     let said = stdout(&scene.up.mycora(&["flow", "logs", &id, "says"]), 0);
     assert_eq!(said, format!("{HOSTILE}\n"));
     let raw = stdout(&on_a_terminal(&scene, &["--raw", "flow", "logs", &id, "says"]), 0);

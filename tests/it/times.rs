@@ -125,7 +125,7 @@ fn signals_before_and_after_the_wait_began() {
     let waiting = scene.wait_for(id, "first", "PENDING");
     assert_eq!(waiting["prerequisites"][0], "signal:go");
     let flow = id.to_string();
-    // Nobody waits for it yet.
+    // Nothing waits for it yet.
     stdout(&scene.up.mycora(&["flow", "signal", &flow, "early"]), 0);
     let explained = scene.json(&["flow", "explain", &flow, "first"], 0);
     assert!(explained["summary"].as_str().is_some_and(|text| text.contains("`go`")), "{explained}");

@@ -9,7 +9,7 @@ use testkit::{TestProcess, wait_until_blocking};
 use crate::local::Processes;
 use crate::suite::{PATIENCE, command, flow_file, get, program, stdout};
 
-/// A supervisor in the place of the suite's, as `up.sh` starts it, but with nobody named.
+/// A supervisor in the place of the suite's, as `up.sh` starts it, but without named coordinators.
 fn supervisor(processes: &Processes) -> TestProcess {
     let dir = processes.dir();
     let port = processes.port_of(ServiceName::Supervisor);
@@ -81,7 +81,7 @@ fn a_supervisor_takes_no_jobs_of_a_coordinator_that_nobody_named() {
     json(&submit, 0);
 }
 
-/// Returns true if nobody listens on the supervisor's port.
+/// Returns true if no process listens on the supervisor's port.
 fn is_free(processes: &Processes) -> bool {
     std::net::TcpListener::bind(("127.0.0.1", processes.port_of(ServiceName::Supervisor))).is_ok()
 }

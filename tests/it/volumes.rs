@@ -1,4 +1,4 @@
-//! Large submissions that come all at once, and large answers that nobody reads.
+//! Large submissions that come all at once, and large answers that are not read.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -108,10 +108,10 @@ jobs:
   d: *job
 ";
 
-/// How long they are asked for: less than after what they give way to others.
+/// How long they are requested: less than the time after which they give way to others.
 const ASKED: Duration = Duration::from_secs(5);
 
-/// Asks for a flow, and leaves the answer unread.
+/// Requests a flow, and leaves the answer unread.
 async fn unread_answer(channel: &rpc::Channel, id: u32) -> Result<Streaming<GetFlowResponse>, tonic::Status> {
     let mut grpc = tonic::client::Grpc::new(channel.clone());
     grpc.ready().await.expect("a connection");
@@ -156,7 +156,7 @@ fn answers_that_nobody_reads_take_a_bounded_memory_and_no_room_of_others() {
         assert!(refused.keys().all(waited), "{refused:?}");
         assert!(peak < UNREAD_PEAK_KIB, "{peak} KiB at the peak");
 
-        // Whoever reads is served, the same caller too.
+        // Callers that read are served, the same caller too.
         drop(unread);
         let answer = unread_answer(&channel, id).await.expect("there is room again").message().await;
         let flow = answer.expect("it comes").expect("an answer").flow.expect("the flow");

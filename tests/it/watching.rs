@@ -51,7 +51,7 @@ async fn watch(client: &mut Client, flow: u64, from: &str) -> Result<Streaming<W
     Ok(client.watch_flow(request(flow, from)).await?.into_inner())
 }
 
-/// Where a watch of this flow begins to tell of changes.
+/// Position from which a watch of this flow reports changes.
 async fn end_of_snapshot(client: &mut Client, flow: u64) -> String {
     let mut answers = watch(client, flow, "").await.expect("a stream");
     loop {
@@ -84,7 +84,7 @@ fn change(answer: &WatchFlowResponse) -> Option<Seen> {
     }
 }
 
-/// Reads a watch to its end, the snapshot included; tells when that is complete.
+/// Reads a watch to its end, the snapshot included; reports when that is complete.
 async fn see_all(
     mut stream: Streaming<WatchFlowResponse>,
     ready: tokio::sync::oneshot::Sender<()>,
@@ -118,7 +118,7 @@ fn one_that_is_cut_off_and_resumes_sees_each_change_once() {
         let (mut seen, mut at, mut cuts) = (Vec::new(), String::new(), 0);
         let mut begun = false;
         'streams: loop {
-            // A connection that was cut just now is made anew by the next call.
+            // The next call reopens a connection that was just cut.
             let Ok(mut stream) = watch(&mut client, id, &at).await else { continue };
             let mut read = 0;
             while let Ok(answer) = stream.message().await {
@@ -191,7 +191,7 @@ async fn told(client: &mut Client, flow: u64, from: &str) -> Vec<WatchFlowRespon
     read(watch(client, flow, from).await.expect("a stream")).await.1
 }
 
-/// How the flow stands, by the last of what a watch was told.
+/// State of the flow by the last answers of a watch.
 fn last_status(told: &[WatchFlowResponse]) -> Option<FlowStatus> {
     match &told.last()?.event {
         Some(Event::Flow(flow)) => Some(flow.status()),
@@ -199,8 +199,8 @@ fn last_status(told: &[WatchFlowResponse]) -> Option<FlowStatus> {
     }
 }
 
-/// Property: after each answer of a watch, of the flow as well as of its nodes, one that resumes there is told all the others,
-/// equal in every field; and so is one that watched while it happened.
+/// Property: after each answer of a watch, of the flow as well as of its nodes, a watch that resumes there gets all the others,
+/// equal in every field; and so does one that watched while it happened.
 #[test]
 fn one_that_resumes_after_any_answer_is_told_all_the_others() {
     let scene = Scene::new(&[]);
@@ -236,7 +236,7 @@ fn one_that_resumes_after_any_answer_is_told_all_the_others() {
     scene.close();
 }
 
-/// Whenever a watch begins, behind its snapshot it is told what all the others are.
+/// Whenever a watch begins, after its snapshot it gets the same as all the others.
 #[test]
 fn watches_that_begin_while_a_flow_runs_are_told_the_same() {
     let scene = Scene::new(&[]);
@@ -248,7 +248,7 @@ fn watches_that_begin_while_a_flow_runs_are_told_the_same() {
         let mut meanwhile = Vec::new();
         let mut first = watch(&mut client, id, &from).await.expect("a stream");
         stdout(&scene.up.mycora(&["flow", "signal", &id.to_string(), "go"]), 0);
-        // One begins with each of the first answers that another is told.
+        // One watch begins at each of the first answers of another.
         for _ in 0..20 {
             first.message().await.expect("it stands").expect("it goes on");
             let another = watch(&mut client, id, "").await.expect("a stream");

@@ -18,13 +18,13 @@ use crate::suite::{PATIENCE, stdout};
 
 type Client = FlowServiceClient<rpc::Channel>;
 
-/// A flow whose only job needs nobody, or waits for the signal `go`.
+/// A flow whose only job runs at once, or waits for the signal `go`.
 fn text(name: &str, waits: bool) -> String {
     let waits = if waits { ", prerequisites: [go]" } else { "" };
     format!("name: {name}\njobs:\n  only: {{ script_type: rhai, script: \"()\"{waits} }}\n")
 }
 
-/// Submits a flow whose only job needs nobody.
+/// Submits a flow whose only job runs at once.
 async fn submit(client: &mut Client, name: &str) -> u32 {
     let script = Some(Script { source: Some(script::Source::Text("()".into())) });
     let job = Some(JobSpec { script_type: ScriptType::Rhai.into(), script, ..JobSpec::default() });
@@ -128,7 +128,7 @@ fn no_end_is_missed_whenever_a_watch_begins() {
             }
             ids
         });
-        // Others begin with each fourth of the answers that the first is told.
+        // Others begin at each fourth answer of the first.
         let mut others = Vec::new();
         while first.ended() < FLOWS {
             let told = first.changes.len();
@@ -204,7 +204,7 @@ fn a_watch_of_all_begins_as_it_is_asked_to_and_tells_cancels_and_deletions() {
         assert_eq!(known.removed, BTreeSet::from([small(open)]));
         assert_eq!(known.flows.len(), 1, "the foreign one was cancelled as well");
 
-        // One of before events said whose flow it is.
+        // An event of an older version, which does not name the flow's owner.
         let revision = scene.up.redis(1, &["HINCRBY", "ids", "revision", "1"]);
         let event = format!(
             r#"{{"kind":"flow","flow_id":{ended},"status":"finished","generation":1,"time":1763690000.5}}"#
@@ -237,7 +237,7 @@ fn a_watch_of_all_that_is_cut_off_and_resumes_sees_each_change_once() {
         all.until(&mut answers, |known| known.has_all && known.flows.len() == FLOWS).await;
         let (mut seen, mut at, mut cuts, mut begun) = (Known::default(), String::new(), 0, false);
         'streams: loop {
-            // A connection that was cut just now is made anew by the next call.
+            // The next call reopens a connection that was just cut.
             let Ok(mut stream) = watch(&mut client, request("", &at)).await else { continue };
             let mut read = 0;
             while let Ok(answer) = stream.message().await {

@@ -1,4 +1,4 @@
-//! Which addresses of the network are public, and which lead back to this machine or to what only its owner may ask.
+//! Classification of addresses: public, or leading back to this machine or to services that only its owner may reach.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -14,7 +14,7 @@ pub fn is_public(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => is_public_v4(address),
         IpAddr::V6(address) => match (address.segments(), embedded_v4(address)) {
-            // A form that nothing uses any more.
+            // An obsolete form (IPv4-compatible addresses).
             ([0, 0, 0, 0, 0, 0, ..], _) => false,
             (_, Some(inside)) => is_public_v4(inside),
             (_, None) => is_public_v6(address),
@@ -22,15 +22,15 @@ pub fn is_public(address: IpAddr) -> bool {
     }
 }
 
-/// Returns whether an address is an inner one ([`inner_kind`]): none of them is for scripts unless it is listed. An address that this
-/// machine has been given is none of these; [`leads_here`] knows it.
+/// Returns whether an address is an inner one ([`inner_kind`]), which scripts may reach only if it is listed. Does not
+/// cover the addresses assigned to this machine; [`leads_here`] knows those.
 #[must_use]
 pub fn is_inner(address: IpAddr) -> bool {
     inner_kind(address).is_some()
 }
 
-/// Asks the kernel whether it would deliver what is sent to an address on this machine, or to several at once. An address
-/// that nothing leads to is neither.
+/// Asks the kernel whether it would deliver packets for an address to this machine, or to several at once. Neither holds
+/// for an address without a route.
 ///
 /// # Errors
 /// When the kernel does not answer.
@@ -47,7 +47,7 @@ pub fn leads_here(address: IpAddr) -> io::Result<bool> {
     route_answer(&socket)
 }
 
-/// Gives the name servers of this machine that are inner addresses: jobs ask them only where they are listed.
+/// Returns the name servers of this machine that are inner addresses: jobs may query them only where they are listed.
 #[must_use]
 pub fn inner_name_servers() -> Vec<IpAddr> {
     let text = std::fs::read_to_string("/etc/resolv.conf").unwrap_or_default();
@@ -56,7 +56,7 @@ pub fn inner_name_servers() -> Vec<IpAddr> {
 
 fn name_servers(text: &str) -> impl Iterator<Item = IpAddr> {
     let servers = text.lines().filter_map(|line| line.trim_start().strip_prefix("nameserver"));
-    // A link-local one may carry the name of its interface.
+    // A link-local address may carry the name of its interface.
     servers.filter_map(|rest| rest.split_ascii_whitespace().next()?.split('%').next()?.parse().ok())
 }
 
@@ -78,7 +78,7 @@ fn is_public_v6(address: Ipv6Addr) -> bool {
     match address.segments() {
         // Teredo, benchmarks, documentation.
         [0x2001, 0 | 2 | 0xdb8, ..] => false,
-        // What is given away to the public.
+        // Global unicast, as assigned to the public.
         [first, ..] => (0x2000..0x4000).contains(&first),
     }
 }
@@ -100,7 +100,7 @@ fn route_request(address: IpAddr) -> Vec<u8> {
     );
     request.extend(libc::RTM_GETROUTE.to_ne_bytes());
     request.extend(u16::try_from(libc::NLM_F_REQUEST).unwrap_or_default().to_ne_bytes());
-    // Its number, and ours: neither is needed for one question.
+    // Sequence number and port id: neither is needed for one question.
     request.extend([0; 8]);
     request.extend([u8::try_from(family).unwrap_or_default(), bits]);
     request.extend([0; ROUTE_BYTES - 2]);
@@ -112,7 +112,7 @@ fn route_request(address: IpAddr) -> Vec<u8> {
 
 const HEADER_BYTES: usize = 16;
 const ROUTE_BYTES: usize = 12;
-/// Where the kind of a route stands behind the header.
+/// Offset of the route's type behind the header.
 const ROUTE_KIND_AT: usize = HEADER_BYTES + 7;
 
 fn route_answer(socket: &OwnedFd) -> io::Result<bool> {
@@ -134,7 +134,7 @@ fn route_answer(socket: &OwnedFd) -> io::Result<bool> {
                     | libc::RTN_THROW
             ))
         }
-        // An error: its number, negative, comes first behind the header.
+        // An error reply: the negative error number comes first behind the header.
         _ => {
             let number = answer.get(HEADER_BYTES..HEADER_BYTES + 4).and_then(|number| number.try_into().ok());
             let number = -i32::from_ne_bytes(number.ok_or_else(malformed)?);

@@ -5,7 +5,7 @@ use std::time::Duration;
 /// The first pause.
 const FIRST: Duration = Duration::from_millis(50);
 
-/// Pauses that double: 50 ms, unless another first one is asked for, up to a longest one.
+/// Pauses that double, from 50 ms or another first pause up to a longest one.
 #[derive(Debug, Clone)]
 pub struct ExponentialBackoff {
     first: Duration,
@@ -17,7 +17,7 @@ impl ExponentialBackoff {
     /// A connection that stood this long was good: the next attempt follows soon.
     pub const GOOD_AFTER: Duration = Duration::from_secs(10);
 
-    /// Pauses up to this one.
+    /// Pauses of at most this length.
     #[must_use]
     pub const fn up_to(longest: Duration) -> Self {
         Self::between(FIRST, longest)
@@ -29,12 +29,13 @@ impl ExponentialBackoff {
         Self { first, next: first, longest }
     }
 
-    /// Begins again with the first pause: the attempt went well.
+    /// Starts again with the first pause, after an attempt that succeeded.
     pub const fn reset(&mut self) {
         self.next = self.first;
     }
 
-    /// Begins again with the first pause where what the attempt had brought stood for [`GOOD_AFTER`](Self::GOOD_AFTER).
+    /// Starts again with the first pause if the result of the attempt, such as a connection, lasted for
+    /// [`GOOD_AFTER`](Self::GOOD_AFTER).
     pub fn reset_after(&mut self, how_long: Duration) {
         if how_long >= Self::GOOD_AFTER {
             self.reset();
@@ -47,7 +48,7 @@ impl ExponentialBackoff {
         self.next == self.first
     }
 
-    /// The next pause, for whoever waits otherwise.
+    /// The next pause, for callers that do not sleep here.
     #[must_use]
     pub fn next_pause(&mut self) -> Duration {
         let pause = self.next;
@@ -61,7 +62,7 @@ impl ExponentialBackoff {
     }
 }
 
-/// A pause as long or shorter by up to a half, by chance: those who lost the same service do not come back together.
+/// Shortens a pause by a random part of up to a half, so that clients that lost the same service do not return together.
 #[must_use]
 pub fn jittered(pause: Duration) -> Duration {
     pause.mul_f64(rand::random_range(0.5..=1.0))

@@ -9,7 +9,7 @@ use time::format_description::well_known::Rfc3339;
 
 use crate::{BrokerError, Headers, ReceiptHandle, SettingDifference, StreamState};
 
-/// Messages of one pull: what comes has to fit the buffer of its subscription, with heartbeats between.
+/// Maximum number of messages of one pull: they have to fit the buffer of its subscription, together with heartbeats.
 pub(crate) const PULL_MESSAGES_MAX: usize = 512;
 /// Name of a stream or a consumer, in bytes.
 const NAME_BYTES_MAX: usize = 255;
@@ -23,7 +23,7 @@ pub struct CursorSpec {
     pub stream: String,
     /// Name of the durable consumer.
     pub consumer: String,
-    /// The only filter. Servers may accept several of one consumer and ignore them.
+    /// The only filter. Some servers accept several filters for one consumer and ignore them.
     pub filter: String,
     /// Position at which the cursor starts.
     pub start: CursorStart,
@@ -31,9 +31,9 @@ pub struct CursorSpec {
     pub description: String,
     /// Most deliveries without an acknowledgement.
     pub max_ack_pending: u32,
-    /// Time after which the server delivers again what was not acknowledged.
+    /// Time after which the server redelivers a message that was not acknowledged.
     pub ack_wait: Duration,
-    /// Time after which the server deletes the consumer when nobody pulls; none for one that stays.
+    /// Time without pulls after which the server deletes the consumer; `None` for one that stays.
     pub inactive_after: Option<Duration>,
 }
 
@@ -62,7 +62,7 @@ impl CursorSpec {
         }
     }
 
-    /// Checks names and filter, and gives the configuration that is asked of the server.
+    /// Checks names and filter, and builds the configuration that is sent to the server.
     pub(crate) fn configuration(&self) -> Result<Map<String, Value>, BrokerError> {
         check_name("the stream", &self.stream)?;
         check_name("the consumer", &self.consumer)?;
@@ -100,7 +100,8 @@ impl CursorSpec {
         Ok(fields.flatten().collect())
     }
 
-    /// Refuses a start behind the stream's end: older servers would take its end instead, newer ones pass over what comes.
+    /// Refuses a start behind the stream's end: older servers would use its end instead, newer ones would skip the next
+    /// messages.
     pub(crate) fn check_start(&self, state: &StreamState) -> Result<(), BrokerError> {
         match self.start {
             CursorStart::After(after) if after > state.last_sequence => Err(BrokerError::StartBeyondEnd {
@@ -118,7 +119,7 @@ impl CursorSpec {
         BrokerError::ConsumerLimitReached { stream: self.stream.clone(), consumer: self.consumer.clone() }
     }
 
-    /// Compares the configuration that the server says it has made with what was asked.
+    /// Compares the configuration that the server reports with the requested one.
     pub(crate) fn check_created(
         &self,
         asked: &Map<String, Value>,
@@ -131,7 +132,7 @@ impl CursorSpec {
         Err(BrokerError::ConsumerMismatch { consumer: self.consumer.clone(), differences })
     }
 
-    /// Lists what of these settings is not as it was asked for.
+    /// Lists which of these settings differ from the request.
     pub(crate) fn compare(
         &self,
         asked: &Map<String, Value>,
@@ -181,7 +182,7 @@ pub struct CursorState {
 pub struct PullLimit {
     /// Number of messages; more than 512 count as 512.
     pub messages: usize,
-    /// Bytes of them. A message that is larger than that comes alone.
+    /// Bytes of those messages. A larger message is pulled alone.
     pub bytes: usize,
 }
 
@@ -198,7 +199,7 @@ impl PullLimit {
 /// A message that was delivered.
 #[derive(Debug, Clone)]
 pub struct StreamDelivery {
-    /// Subject of the message. Receivers check its owner again: the filter is only one of several barriers.
+    /// Subject of the message. Receivers verify its owner again: the filter is only one of several barriers.
     pub subject: String,
     /// Headers of the message.
     pub headers: Headers,
@@ -206,7 +207,7 @@ pub struct StreamDelivery {
     pub payload: Bytes,
     /// Sequence of the message in the stream.
     pub sequence: u64,
-    /// Number of the delivery, as the consumer counts from 1: more than one beyond the last means that deliveries were lost.
+    /// Number of the delivery, as the consumer counts from 1: a gap means that deliveries were lost.
     pub count: u64,
     /// Number of times that this consumer has delivered the message, this time included.
     pub attempt: u64,
@@ -218,12 +219,12 @@ pub struct StreamDelivery {
     pub receipt: ReceiptHandle,
 }
 
-/// How far the server has looked for the next message of a cursor, as it says while there is none.
+/// How far the server has looked for the next message of a cursor, as it reports while there is none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CursorProgress {
-    /// Number of deliveries until then: what it says holds for whoever has had all of them.
+    /// Number of deliveries until then: the progress holds only for a receiver that has got all of them.
     pub count: u64,
-    /// Sequence up to which everything that is the cursor's was delivered.
+    /// Sequence up to which every message of the cursor was delivered.
     pub sequence: u64,
 }
 
@@ -256,7 +257,7 @@ fn check_filter(filter: &str) -> Result<(), BrokerError> {
     })
 }
 
-/// Compares two values of a setting: servers leave out what is empty, and write moments as they like.
+/// Compares two values of a setting: servers omit empty values, and write times in several ways.
 fn is_same(wanted: Option<&Value>, found: Option<&Value>) -> bool {
     let empty = |value: Option<&Value>| match value {
         None | Some(Value::Null) => true,

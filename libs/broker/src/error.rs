@@ -6,7 +6,7 @@ use std::time::Duration;
 /// Reason why a broker did not carry out a request.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BrokerError {
-    /// No answer. The request may or may not have been carried out; each may be repeated, a message under its id.
+    /// No answer. The request may or may not have been carried out; every request may be repeated, a message under its id.
     #[error("{what}: the broker does not answer: {why}")]
     Unavailable {
         /// The request.
@@ -33,14 +33,14 @@ pub enum BrokerError {
         most: usize,
     },
     /// The server has no stream of this name.
-    #[error("there is no stream {stream}: whoever owns it has to make it first")]
+    #[error("the stream {stream} does not exist: its owner has to create it first")]
     StreamNotFound {
         /// The stream.
         stream: String,
     },
     /// No stream keeps messages of this subject, so nothing was stored.
     #[error(
-        "no stream takes the subject {subject}: compare the subjects of the streams with those that are wanted"
+        "no stream accepts the subject {subject}, so nothing was stored: check the subjects of the streams"
     )]
     UnroutedSubject {
         /// The subject.
@@ -48,29 +48,31 @@ pub enum BrokerError {
     },
     /// A stream has as many consumers as it may have.
     #[error(
-        "the stream {stream} has as many consumers as it may have, and none is made for {consumer}: raise its max_consumers"
+        "the stream {stream} has reached its limit of consumers, so {consumer} was not created: \
+         raise its max_consumers"
     )]
     ConsumerLimitReached {
         /// The stream.
         stream: String,
-        /// The consumer that was asked for.
+        /// The consumer that was requested.
         consumer: String,
     },
-    /// A cursor was asked for behind the end of a stream: the server went back, and its sequences will be used again.
+    /// The start of a cursor lies behind the end of its stream: the server rolled back, and its sequences will be reused.
     #[error(
-        "no cursor {consumer} is made behind {after} in stream {stream}, which ends with {last}: the server went back"
+        "the cursor {consumer} cannot start behind {after} in stream {stream}, which ends with {last}: \
+         the server rolled back"
     )]
     StartBeyondEnd {
         /// The stream.
         stream: String,
         /// The consumer.
         consumer: String,
-        /// The position that was asked for.
+        /// The requested position.
         after: u64,
         /// The last sequence of the stream.
         last: u64,
     },
-    /// The server made another consumer than was asked for, without an error. It was deleted again.
+    /// The server created a consumer that differs from the request, without an error. The consumer was deleted again.
     #[error("the server made the consumer {consumer} differently: {}", listed(differences))]
     ConsumerMismatch {
         /// The consumer.
@@ -112,30 +114,30 @@ fn listed(differences: &[SettingDifference]) -> String {
     differences.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
-/// Reason why the deliveries of a cursor have ended. The cursor has to be opened anew, which forgets nothing.
+/// Reason why the deliveries of a cursor have ended. The cursor has to be opened again, which loses nothing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CursorError {
-    /// The connection on which the cursor was opened is gone, whether or not there is another one since.
+    /// The connection on which the cursor was opened is lost, even if there is another one by now.
     #[error("the connection of the cursor {consumer} was lost")]
     Disconnected {
         /// The consumer.
         consumer: String,
     },
-    /// The consumer is not there any more.
+    /// The consumer no longer exists.
     #[error("the consumer {consumer} was deleted")]
     Deleted {
         /// The consumer.
         consumer: String,
     },
-    /// The server said nothing for longer than two heartbeats.
-    #[error("the server has said nothing of the consumer {consumer} for {waited:?}")]
+    /// The server sent nothing for longer than two heartbeats.
+    #[error("the server has sent nothing for the consumer {consumer} for {waited:?}")]
     Silent {
         /// The consumer.
         consumer: String,
         /// Time for which nothing came.
         waited: Duration,
     },
-    /// The server refuses to deliver, or delivers what cannot be read.
+    /// The server refuses to deliver, or delivers an unreadable message.
     #[error("the server does not deliver to the consumer {consumer}: {why}")]
     Refused {
         /// The consumer.

@@ -1,4 +1,4 @@
-//! Replies, of which nothing is kept.
+//! Inboxes for replies, which are not persisted.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use bytes::Bytes;
 use futures_util::StreamExt as _;
 use futures_util::stream::BoxStream;
 
-/// A subject of its own, and the replies that come to it. Of more than 1,024 that nobody has read, later ones are dropped.
+/// A private subject, and the replies that come to it. Beyond 1,024 unread replies, later ones are dropped.
 pub struct BrokerInbox {
     subject: String,
     replies: BoxStream<'static, Bytes>,

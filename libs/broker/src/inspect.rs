@@ -1,11 +1,12 @@
-//! Consumers as a server lists them, for whoever looks for what is wrong with one.
+//! Listing of the consumers of a server, to diagnose them.
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use crate::{BrokerError, CursorSpec, SettingDifference};
 
-/// Settings of a consumer that say where it began and what people are told: they are other ones each time that it is made.
+/// Settings of a consumer that describe its start, and its description for people: they change each time the consumer is
+/// created.
 const OF_THE_TIME: [&str; 4] = ["deliver_policy", "opt_start_seq", "opt_start_time", "description"];
 
 /// A consumer as the server lists it.
@@ -30,7 +31,7 @@ impl ConsumerListing {
         self.config.get("filter_subject").and_then(Value::as_str).filter(|filter| !filter.is_empty())
     }
 
-    /// Compares its settings with those of a cursor that is wanted, wherever that begins.
+    /// Compares its settings with those of the cursor that is wanted, except where that starts.
     ///
     /// # Errors
     /// [`BrokerError::Refused`] when there can be no such cursor.

@@ -1,7 +1,7 @@
 //! NATS JetStream.
 //!
-//! Each connection has a client of its own, which ends with it (see [`connect`]). Requests go through JetStream's API in JSON;
-//! deliveries are pulled by requests of our own, since the stream of the client library would go on in silence after a lost
+//! Each connection has its own client, which ends with it (see [`connect`]). Requests go through JetStream's API in JSON;
+//! deliveries are pulled by our own requests, since the stream of the client library would continue silently after a lost
 //! connection.
 
 mod api;
@@ -48,13 +48,14 @@ const MESSAGE_BYTES: usize = 512;
 pub struct JetStreamOptions {
     /// URLs such as `nats://host:4222`, tried in turn.
     pub urls: Vec<String>,
-    /// Login; nothing where the server asks nobody.
+    /// Login; `None` where the server requires none.
     pub login: Option<JetStreamLogin>,
-    /// TLS; nothing where a plain connection will do.
+    /// TLS; `None` where a plain connection is enough.
     pub tls: Option<JetStreamTls>,
     /// Name of the connection, for the server's operator.
     pub name: String,
-    /// Interval at which a server that has nothing to deliver says so, at least 100 ms. After two without a sign deliveries end.
+    /// Interval at which a server without messages sends heartbeats, at least 100 ms. Deliveries end after two intervals
+    /// without one.
     pub heartbeat: Duration,
 }
 
@@ -99,13 +100,13 @@ impl std::fmt::Debug for JetStreamLogin {
 /// TLS of a connection.
 #[derive(Debug, Clone, Default)]
 pub struct JetStreamTls {
-    /// Certificates of authorities in PEM, by their path; those of the system without one.
+    /// Certificates of authorities in PEM, by their path; `None` for those of the system.
     pub ca: Option<std::path::PathBuf>,
     /// Own certificate and its key in PEM, by their paths.
     pub identity: Option<(std::path::PathBuf, std::path::PathBuf)>,
 }
 
-/// NATS JetStream, over one connection that is made anew for ever.
+/// NATS JetStream, over one connection that is reopened whenever it is lost.
 pub struct JetStream {
     connector: Connector,
     unsent: Arc<Semaphore>,
@@ -113,7 +114,8 @@ pub struct JetStream {
 }
 
 impl JetStream {
-    /// Starts to connect, and keeps on trying: [`MessageBroker::connection`] tells when there is a connection. Needs a runtime.
+    /// Starts connecting, and retries forever: [`MessageBroker::connection`] shows when there is a connection. Needs a
+    /// runtime.
     ///
     /// # Errors
     /// [`BrokerError::Refused`] when an option can never work.
@@ -123,12 +125,12 @@ impl JetStream {
         Ok(Self { connector, unsent: Arc::new(Semaphore::new(UNSENT_BYTES_MAX as usize)), heartbeat })
     }
 
-    /// Waits until there is a connection, at most so long.
+    /// Waits until there is a connection, at most for `patience`.
     ///
     /// Cancel-safe.
     ///
     /// # Errors
-    /// [`BrokerError::Unavailable`] says why there is none.
+    /// [`BrokerError::Unavailable`] states why there is none.
     pub async fn connected(&self, patience: Duration) -> Result<(), BrokerError> {
         let mut connection = self.connector.connection();
         let waited = timeout(patience, connection.wait_for(|connection| connection.connected)).await;
@@ -176,7 +178,7 @@ impl JetStream {
         api::ask(&link, what, subject, request).await
     }
 
-    /// Waits until there is room for so many bytes that were not written to the connection yet.
+    /// Waits until the buffer of bytes not yet written to the connection has room for this many.
     async fn reserve_send_buffer(
         &self,
         what: &str,
@@ -191,7 +193,7 @@ impl JetStream {
     }
 }
 
-/// A payload that gives its room back once the client has written it, or has dropped it.
+/// A payload that frees its room in the buffer once the client has written or dropped it.
 struct UnsentPayload {
     payload: Bytes,
     _room: OwnedSemaphorePermit,
@@ -239,7 +241,7 @@ impl MessageBroker for JetStream {
             Err(error) if error.error_code() != ErrorCode::STREAM_NAME_EXIST => {
                 Err(api::refusal(&what, &error))
             }
-            // It may be there already, since somebody else was quicker: whoever asks compares it.
+            // The stream may exist already because another process created it first; the caller compares it.
             Ok(_) | Err(_) => Ok(()),
         }
     }
@@ -345,7 +347,7 @@ impl MessageBroker for JetStream {
         let link = self.connector.link(what)?;
         let subject = link.client.new_inbox();
         let replies = link.subscribe(what, &subject).await?;
-        // What the server says by itself, such as that nobody listens, is no reply.
+        // Status messages of the server, such as that a subject has no listeners, are not replies.
         let replies = replies.filter_map(async |message| message.status.is_none().then_some(message.payload));
         Ok(BrokerInbox::new(subject, Box::pin(replies)))
     }
@@ -365,7 +367,7 @@ impl MessageBroker for JetStream {
 }
 
 impl JetStream {
-    /// Compares what was made with what was asked; what differs is deleted again.
+    /// Compares a new consumer with the request, and deletes it if it differs.
     async fn verify_created(
         &self,
         spec: &CursorSpec,

@@ -1,11 +1,11 @@
 //! Broker of sagas: publishing, cursors, and checks of streams.
 //!
-//! A broker is believed in little. The position of a cursor belongs to its owner, acknowledgements only move what the server
-//! displays, and whatever could bring an old message behind a newer one ends the deliveries, so that the owner makes the
-//! cursor anew (decisions 90 and 91).
+//! A broker is trusted little. The owner of a cursor keeps its position, acknowledgements only change what the server
+//! displays, and anything that could bring an old message behind a newer one ends the deliveries, so that the owner
+//! recreates the cursor (decisions 90 and 91).
 //!
-//! - [`MessageBroker`]: what every broker does.
-//! - [`JetStream`]: NATS JetStream, of which version 2.9 has all that is used.
+//! - [`MessageBroker`]: the interface of every broker.
+//! - [`JetStream`]: NATS JetStream, version 2.9 or later.
 //! - `SimulatedBroker`: a broker in memory with levers that break it, for tests (feature `simulated`).
 
 mod cursor;
@@ -41,7 +41,7 @@ pub use stream::{StreamDiscard, StreamRetention, StreamSettings, StreamSpec, Str
 pub struct BrokerConnectionStatus {
     /// True while there is one.
     pub connected: bool,
-    /// Number of the connection, counted from 1. What was open on an earlier one has ended.
+    /// Number of the connection, counted from 1. Cursors and inboxes of earlier connections have ended.
     pub generation: u64,
 }
 
@@ -100,26 +100,27 @@ pub trait MessageBroker: Send + Sync {
     /// Follows the connection. Every change of the generation means that cursors and inboxes have ended.
     fn connection(&self) -> watch::Receiver<BrokerConnectionStatus>;
 
-    /// Describes a stream; nothing where there is none of this name.
+    /// Describes a stream; returns `None` where there is none of this name.
     ///
     /// # Errors
     /// [`BrokerError`]; may be repeated.
     async fn stream(&self, name: &str) -> Result<Option<StreamState>, BrokerError>;
 
-    /// Makes a stream as the specification says. Leaves one alone that is there, whatever it is like.
+    /// Creates a stream as specified. An existing stream is left alone, whatever its settings.
     ///
     /// # Errors
     /// [`BrokerError`]; may be repeated.
     async fn create_stream(&self, spec: &StreamSpec) -> Result<(), BrokerError>;
 
-    /// Reads a message of a stream; nothing where there is none of this sequence.
+    /// Reads a message of a stream; returns `None` where there is none with this sequence.
     ///
     /// # Errors
     /// [`BrokerError::StreamNotFound`] without such a stream; may be repeated.
     async fn message(&self, stream: &str, sequence: u64) -> Result<Option<StoredMessage>, BrokerError>;
 
-    /// Sends a message, and gives its acknowledgement to wait for. Several may be under way: within one connection they are stored
-    /// in the order of the calls, and where one is lost with the connection, so is everything sent after it on that connection.
+    /// Sends a message, and returns a future of its acknowledgement. Several may be in flight: within one connection they
+    /// are stored in the order of the calls, and where one is lost with the connection, so is everything sent after it on
+    /// that connection.
     ///
     /// Cancel-safe: a call that is dropped before it answers has sent nothing.
     ///
@@ -128,16 +129,17 @@ pub trait MessageBroker: Send + Sync {
     /// bounded time when there is no connection, or no room for more.
     async fn publish(&self, outgoing: Publication) -> Result<PublicationFuture, BrokerError>;
 
-    /// Makes a cursor: deletes the consumer of this name, makes it anew from the start asked for, and compares what the server
-    /// made with what was asked. Each consumer has one puller, namely what this gives.
+    /// Opens a cursor: deletes the consumer of this name, creates it again from the requested start, and compares the
+    /// result with the request. The returned deliveries are the only puller of the consumer.
     ///
     /// # Errors
-    /// [`BrokerError::StartBeyondEnd`] when the start lies behind the end of the stream, which means that the server went back;
-    /// [`BrokerError::ConsumerMismatch`] when the server made something else, which is deleted again;
-    /// [`BrokerError::StreamNotFound`] without such a stream; [`BrokerError::ConsumerLimitReached`] where the stream may have no more consumers.
+    /// [`BrokerError::StartBeyondEnd`] when the start lies behind the end of the stream, which means that the server rolled
+    /// back; [`BrokerError::ConsumerMismatch`] when the server created another consumer, which is deleted again;
+    /// [`BrokerError::StreamNotFound`] without such a stream; [`BrokerError::ConsumerLimitReached`] where the stream may
+    /// have no more consumers.
     async fn open(&self, spec: &CursorSpec) -> Result<Box<dyn Deliveries>, BrokerError>;
 
-    /// Describes a consumer; nothing where there is none of this name, or no such stream.
+    /// Describes a consumer; returns `None` where there is none of this name, or no such stream.
     ///
     /// # Errors
     /// [`BrokerError`]; may be repeated.
@@ -155,10 +157,10 @@ pub trait MessageBroker: Send + Sync {
     /// [`BrokerError::Unavailable`].
     async fn inbox(&self) -> Result<BrokerInbox, BrokerError>;
 
-    /// Sends a reply to an inbox. Nobody acknowledges it, and where the inbox has ended it is gone.
+    /// Sends a reply to an inbox. The reply is not acknowledged, and is lost where the inbox has ended.
     ///
     /// # Errors
-    /// [`BrokerError::Unavailable`], [`BrokerError::TooLarge`], and [`BrokerError::Refused`] for what is no subject.
+    /// [`BrokerError::Unavailable`], [`BrokerError::TooLarge`], and [`BrokerError::Refused`] for an invalid subject.
     async fn reply(&self, subject: &str, payload: Bytes) -> Result<(), BrokerError>;
 
     /// Compares a stream with a specification, and changes nothing.
@@ -171,7 +173,7 @@ pub trait MessageBroker: Send + Sync {
         Ok(spec.differences(&state.settings))
     }
 
-    /// Makes a stream that is not there, and compares it. Never alters one that is there.
+    /// Creates a stream that does not exist, and compares its settings. Never alters an existing one.
     ///
     /// # Errors
     /// [`BrokerError`]; may be repeated.
@@ -189,17 +191,17 @@ pub trait MessageBroker: Send + Sync {
 /// The deliveries of one cursor, in the order of the stream until they end.
 #[async_trait]
 pub trait Deliveries: Send {
-    /// Waits for the next message. Pulls at most as much as there is room for, once the pull before has ended, and nothing for
-    /// [`PullLimit::NONE`]: an owner that stops calling, or has no room, pulls nothing more.
+    /// Waits for the next message. Pulls at most as much as `room` allows, once the previous pull has ended, and nothing
+    /// for [`PullLimit::NONE`]: an owner that stops calling, or has no room, pulls nothing more.
     ///
     /// Cancel-safe: no message is lost by a call that is dropped.
     ///
     /// # Errors
-    /// [`CursorError`] says why there will be no more. The cursor has to be opened anew.
+    /// [`CursorError`] states why the deliveries have ended. The cursor has to be opened again.
     async fn next(&mut self, room: PullLimit) -> Result<StreamDelivery, CursorError>;
 
-    /// Follows how far the server has looked while no message came. It says so by itself as long as a pull is under way, so that nobody
-    /// has to ask. It changes within [`Deliveries::next`].
+    /// Follows how far the server has looked while no message came. The server reports this while a pull is in flight, so
+    /// no request is needed. The value changes within [`Deliveries::next`].
     fn progress(&self) -> watch::Receiver<CursorProgress>;
 }
 

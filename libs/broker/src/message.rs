@@ -10,14 +10,14 @@ use futures_util::future::BoxFuture;
 
 use crate::BrokerError;
 
-/// Header by which a stream knows a message again.
+/// Header by which a stream recognizes a message that was sent before.
 pub const MESSAGE_ID: &str = "Nats-Msg-Id";
 /// All headers of a message, in bytes.
 pub const HEADER_BYTES_MAX: usize = 16 * 1024;
 /// A subject, in bytes.
 const SUBJECT_BYTES_MAX: usize = 1024;
 
-/// Headers of a message, ordered by name. Of a name that came several times the last value is kept.
+/// Headers of a message, ordered by name. For a repeated name the last value is kept.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Headers(BTreeMap<String, String>);
 
@@ -28,14 +28,14 @@ impl Headers {
         Self(BTreeMap::new())
     }
 
-    /// Adds a header, instead of one of the same name.
+    /// Adds a header, replacing one of the same name.
     #[must_use]
     pub fn with(mut self, name: &str, value: &str) -> Self {
         self.insert(name, value);
         self
     }
 
-    /// Adds a header, instead of one of the same name.
+    /// Adds a header, replacing one of the same name.
     pub fn insert(&mut self, name: &str, value: &str) {
         self.0.insert(name.to_owned(), value.to_owned());
     }
@@ -64,7 +64,7 @@ impl Headers {
 pub struct Publication {
     /// The subject, without wildcards.
     pub subject: String,
-    /// Id by which the stream knows the message again within its duplicate window.
+    /// Id by which the stream recognizes the message within its duplicate window.
     pub message_id: String,
     /// Further headers.
     pub headers: Headers,
@@ -73,7 +73,7 @@ pub struct Publication {
 }
 
 impl Publication {
-    /// Checks what no server would take, or take as something else, and gives all headers that are sent.
+    /// Checks for content that servers refuse or alter, and returns all headers to send.
     pub(crate) fn validated_headers(&self, max_payload: usize) -> Result<Headers, BrokerError> {
         let Self { subject, message_id, headers, payload } = self;
         check_subject(subject)?;
@@ -90,7 +90,7 @@ impl Publication {
             if name.is_empty() || !name.bytes().all(is_name) {
                 return Err(refused(format!("{name:?} is no name of a header")));
             }
-            // A server gives back trimmed what begins or ends with spaces.
+            // Servers trim values that begin or end with spaces.
             if value.contains(['\r', '\n', '\0']) || value.trim() != value {
                 return Err(refused(format!(
                     "the value of the header {name} has line breaks, or spaces around it"
@@ -134,7 +134,7 @@ pub struct PublicationAck {
     pub is_duplicate: bool,
 }
 
-/// A message that was sent: a future of its acknowledgement. One that is dropped is sent all the same.
+/// Future of the acknowledgement of a message that was sent. Dropping it does not withdraw the message.
 pub struct PublicationFuture(BoxFuture<'static, Result<PublicationAck, BrokerError>>);
 
 impl PublicationFuture {

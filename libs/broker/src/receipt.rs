@@ -3,12 +3,12 @@
 use std::fmt;
 use std::sync::Arc;
 
-/// Carrier of acknowledgements, which drops those that it cannot send at once.
+/// Sender of acknowledgements, which drops those that it cannot send at once.
 pub(crate) trait AckSink: Send + Sync {
-    /// Says that the message is settled.
+    /// Acknowledges the message as settled.
     fn ack(&self, token: &str);
 
-    /// Says that the message is being worked on.
+    /// Reports that the message is still being worked on.
     fn progress(&self, token: &str);
 }
 
@@ -24,13 +24,13 @@ impl ReceiptHandle {
         Self { settle, token: token.into() }
     }
 
-    /// Tells the server that the message is settled, so that it sends others. Whether the server hears it is never known.
+    /// Acknowledges the message as settled, so that the server sends others. The acknowledgement may be lost unnoticed.
     pub fn ack(&self) {
         self.settle.ack(&self.token);
     }
 
-    /// Tells the server that the message is being worked on, so that it does not send it again within another `ack_wait`. Whether
-    /// the server hears it is never known.
+    /// Reports that the message is still being worked on, so that the server does not redeliver it within another
+    /// `ack_wait`. The report may be lost unnoticed.
     pub fn progress(&self) {
         self.settle.progress(&self.token);
     }

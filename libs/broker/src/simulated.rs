@@ -1,8 +1,8 @@
-//! A broker in memory, and levers with which tests break it.
+//! A broker in memory, with fault injection for tests.
 //!
-//! Behaves as JetStream does where [`crate::MessageBroker`] promises nothing else: acknowledgements of consumers that were made anew
-//! count, what was delivered and not acknowledged in time is delivered again behind newer messages, and sequences are used again
-//! once the server went back.
+//! Behaves as JetStream does where [`crate::MessageBroker`] promises nothing else: acknowledgements of recreated consumers
+//! count, messages that were not acknowledged in time are redelivered behind newer ones, and sequences are reused after the
+//! server has rolled back.
 
 mod clock;
 mod deliveries;
@@ -27,7 +27,7 @@ use crate::{
     StoredMessage, StreamSpec, StreamState,
 };
 
-/// Replies that nobody has read yet; later ones are dropped.
+/// Unread replies of an inbox; later ones are dropped.
 const UNREAD_MAX: usize = 1024;
 
 /// A broker in memory. Cheap to clone; all clones are the same broker.
@@ -40,7 +40,7 @@ pub struct SimulatedBroker {
 struct SimulatedBrokerState {
     clock: Box<dyn SimulationClock>,
     world: Mutex<SimulatedServer>,
-    /// Counts changes, so that deliveries look again.
+    /// Counts changes, so that deliveries check again.
     changed: watch::Sender<u64>,
     connection: watch::Sender<BrokerConnectionStatus>,
 }
@@ -50,7 +50,7 @@ impl SimulatedBrokerState {
         self.world.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes something, and wakes whoever waits for a change.
+    /// Changes the server, and wakes everything that waits for a change.
     fn change<T>(&self, change: impl FnOnce(&mut SimulatedServer) -> T) -> T {
         let mut world = self.world();
         let changed = change(&mut world);
@@ -77,7 +77,7 @@ impl SimulatedBroker {
         }
     }
 
-    /// Does something on the server, if it can be reached.
+    /// Runs an operation on the server, if it can be reached.
     fn ask<T>(
         &self,
         what: &str,
@@ -241,7 +241,7 @@ impl MessageBroker for SimulatedBroker {
                 return Err(BrokerError::TooLarge { what: what.clone(), size, most });
             }
             if let Some(inbox) = world.inboxes.get(subject) {
-                // A full inbox drops it, and so does one that has ended.
+                // The reply is dropped if the inbox is full or has ended.
                 let _ = inbox.try_send(payload);
             }
             Ok(())

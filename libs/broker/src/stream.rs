@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use crate::SettingDifference;
 
-/// Consumers that a stream of ours may have. Servers since 2.12 stop at 1,000 unless the stream says more.
+/// Maximum number of consumers of our streams. Without a setting, servers since 2.12 allow 1,000.
 const CONSUMERS_MAX: i64 = 100_000;
-/// Time for which a stream of ours knows messages again by their ids.
+/// Time for which our streams recognize messages by their ids.
 const DUPLICATE_WINDOW: Duration = Duration::from_secs(120);
 
 macro_rules! choices {
@@ -65,11 +65,11 @@ pub struct StreamSettings {
     pub storage: StreamStorage,
     /// Behavior of the stream when it is full.
     pub discard: StreamDiscard,
-    /// Time for which it knows messages again by their ids.
+    /// Time for which it recognizes messages by their ids.
     pub duplicate_window: Duration,
     /// Time for which it keeps messages; zero for ever.
     pub max_age: Duration,
-    /// Most consumers that it may have; −1 for as many as the server lets it have.
+    /// Maximum number of consumers; −1 for as many as the server allows.
     pub max_consumers: i64,
     /// Number of servers that have it.
     pub replicas: usize,
@@ -88,18 +88,18 @@ pub struct StreamSpec {
     pub storage: Option<StreamStorage>,
     /// Behavior of the stream when it is full.
     pub discard: Option<StreamDiscard>,
-    /// Time for which it knows messages again by their ids.
+    /// Time for which it recognizes messages by their ids.
     pub duplicate_window: Option<Duration>,
     /// Time for which it keeps messages; zero for ever.
     pub max_age: Option<Duration>,
-    /// Most consumers that it may have.
+    /// Maximum number of consumers.
     pub max_consumers: Option<i64>,
     /// Number of servers that have it.
     pub replicas: Option<usize>,
 }
 
 impl StreamSpec {
-    /// Specifies a stream that is ours: on disk, with limits only, refusing what is beyond them.
+    /// Specifies one of our streams: on disk, with limits only, refusing messages beyond them.
     #[must_use]
     pub fn managed(name: &str, subjects: &[&str], max_age: Duration) -> Self {
         Self {
@@ -115,7 +115,7 @@ impl StreamSpec {
         }
     }
 
-    /// Settings with which the stream is made: those that are wanted, and for the others those of our streams.
+    /// Settings with which the stream is created: those specified, and our defaults for the others.
     pub(crate) fn settings(&self) -> StreamSettings {
         StreamSettings {
             subjects: self.subjects.clone().unwrap_or_else(|| vec![self.name.clone()]),
@@ -129,7 +129,7 @@ impl StreamSpec {
         }
     }
 
-    /// Lists what of these settings is not as wanted.
+    /// Lists which of these settings differ from the specified ones.
     #[must_use]
     pub fn differences(&self, found: &StreamSettings) -> Vec<SettingDifference> {
         let sorted = |subjects: &[String]| {
@@ -164,7 +164,7 @@ impl StreamSpec {
 /// A stream as it is now.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StreamState {
-    /// Moment at which it was made, in milliseconds since 1970: another one of the same name has another incarnation.
+    /// Time of its creation, in milliseconds since 1970: another stream of the same name has another incarnation.
     pub incarnation: u64,
     /// The first sequence that it still has; one more than the last when it is empty.
     pub first_sequence: u64,

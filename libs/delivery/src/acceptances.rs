@@ -28,7 +28,7 @@ pub struct AcceptanceReport {
 }
 
 impl HeldAcceptances {
-    /// Lets a report wait; gives the number of one that said the same before.
+    /// Holds a report back; returns the number of an earlier acceptance of the same attempt, which it replaces.
     pub fn hold(&mut self, key: JobKey, acceptance: AcceptanceReport) -> Option<u64> {
         let before = self.supersede(key);
         self.due.insert((acceptance.at, key));

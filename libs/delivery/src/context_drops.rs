@@ -37,7 +37,7 @@ pub struct ContextDrops {
 
 #[derive(Debug)]
 struct ScheduledContextDrop {
-    wish: wire::ContextDrop,
+    request: wire::ContextDrop,
     since: Instant,
     failures: u32,
 }
@@ -57,14 +57,14 @@ impl ContextDrops {
     }
 
     /// Takes a request from storage, perhaps a repeated one. Returns the answer when there was one already.
-    pub fn take(&mut self, now: Instant, wish: wire::ContextDrop) -> Option<wire::ContextDropped> {
-        let name = (wish.context_uid.clone(), wish.runner_id);
+    pub fn take(&mut self, now: Instant, request: wire::ContextDrop) -> Option<wire::ContextDropped> {
+        let name = (request.context_uid.clone(), request.runner_id);
         if self.answered.contains(&name) {
             return Some(answer(&name));
         }
         if !self.open.contains_key(&name) {
             self.due.insert((now, name.clone()));
-            self.open.insert(name, ScheduledContextDrop { wish, since: now, failures: 0 });
+            self.open.insert(name, ScheduledContextDrop { request, since: now, failures: 0 });
         }
         None
     }
@@ -76,14 +76,14 @@ impl ContextDrops {
             && *at <= now
             && let Some((_, name)) = self.due.pop_first()
         {
-            let Some(ScheduledContextDrop { wish, .. }) = self.open.get(&name) else { continue };
+            let Some(ScheduledContextDrop { request, .. }) = self.open.get(&name) else { continue };
             let drop_id = next_id();
             sent.push(wire::DropContext {
                 drop_id,
-                address: wish.address.clone(),
-                topic: wish.topic.clone(),
-                context_uid: wish.context_uid.clone(),
-                context_id: wish.context_id,
+                address: request.address.clone(),
+                topic: request.topic.clone(),
+                context_uid: request.context_uid.clone(),
+                context_id: request.context_id,
             });
             self.under_way.insert(drop_id, name);
         }
@@ -113,12 +113,12 @@ impl ContextDrops {
         }
         let delay = BACKOFF.delay(open.failures, jitter);
         open.failures += 1;
-        tracing::debug!(context = name.0, runner = name.1, error, ?delay, "a context is not forgotten yet");
+        tracing::debug!(context = name.0, runner = name.1, error, ?delay, "a context drop failed; retrying");
         self.due.insert((now + delay, name));
         None
     }
 
-    /// The stream to the gateway was lost, and with it what was under way.
+    /// Schedules the drops again that were under way when the stream to the gateway was lost.
     pub fn gateway_lost(&mut self, now: Instant) {
         self.due.extend(self.under_way.drain().map(|(_, name)| (now, name)));
     }
@@ -150,7 +150,7 @@ mod tests {
 
     const LOST_AFTER: Duration = Duration::from_secs(300);
 
-    fn wish(runner_id: u32) -> wire::ContextDrop {
+    fn request(runner_id: u32) -> wire::ContextDrop {
         wire::ContextDrop {
             context_id: 1,
             context_uid: "u".into(),
@@ -188,7 +188,7 @@ mod tests {
     fn a_wish_is_repeated_until_it_is_fulfilled_and_answered_again_when_asked_again() {
         let mut bench = Bench::new();
         for runner in [1, 2, 1] {
-            assert_eq!(bench.drops.take(bench.now, wish(runner)), None);
+            assert_eq!(bench.drops.take(bench.now, request(runner)), None);
         }
         let sent = bench.sent();
         assert_eq!(sent.len(), 2);
@@ -204,7 +204,7 @@ mod tests {
         assert_eq!(again.len(), 2);
         let answer = wire::ContextDropped { context_uid: "u".into(), runner_id: 1 };
         assert_eq!(bench.ended(again[0].drop_id, ""), Some(ContextDropResult::Dropped(answer.clone())));
-        assert_eq!(bench.drops.take(bench.now, wish(1)), Some(answer));
+        assert_eq!(bench.drops.take(bench.now, request(1)), Some(answer));
         assert_eq!(bench.drops.open.len(), 1);
     }
 
@@ -212,7 +212,7 @@ mod tests {
     fn who_stays_unreachable_is_given_up() {
         let mut bench = Bench::new();
         let begin = bench.now;
-        bench.drops.take(bench.now, wish(1));
+        bench.drops.take(bench.now, request(1));
         let given_up = loop {
             bench.now = bench.drops.next_due().expect("tried on");
             let sent = bench.sent();
@@ -223,19 +223,19 @@ mod tests {
         assert!(matches!(given_up, ContextDropResult::Abandoned(_)), "{given_up:?}");
         let took = bench.now - begin;
         assert!((LOST_AFTER..LOST_AFTER + Duration::from_secs(10)).contains(&took), "{took:?}");
-        assert!(bench.drops.take(bench.now, wish(1)).is_some() && bench.drops.next_due().is_none());
+        assert!(bench.drops.take(bench.now, request(1)).is_some() && bench.drops.next_due().is_none());
     }
 
     #[test]
     fn the_oldest_answers_are_forgotten() {
         let mut bench = Bench::new();
         for runner in 0..=u32::try_from(ANSWERED_MAX).expect("small") {
-            bench.drops.take(bench.now, wish(runner));
+            bench.drops.take(bench.now, request(runner));
             let sent = bench.sent();
             bench.ended(sent[0].drop_id, "");
         }
-        assert_eq!(bench.drops.take(bench.now, wish(0)), None);
-        assert!(bench.drops.take(bench.now, wish(1)).is_some());
+        assert_eq!(bench.drops.take(bench.now, request(0)), None);
+        assert!(bench.drops.take(bench.now, request(1)).is_some());
         assert_eq!((bench.drops.answered.len(), bench.drops.order.len()), (ANSWERED_MAX, ANSWERED_MAX));
     }
 }

@@ -33,9 +33,9 @@ pub const DELIVERY_TIMEOUT: Duration = Duration::from_secs(10);
 pub const UNKNOWN_RUNNER_PATIENCE: Duration = Duration::from_secs(5);
 /// Stops that wait for the gateway; beyond it they are dropped, and the scheduler repeats them.
 pub const STOPS_WAITING_MAX: usize = 10_000;
-/// Attempts that are asked for in one query.
+/// Attempts in one status query.
 pub const QUERY_ATTEMPTS_MAX: usize = 500;
-/// A message that is younger when it comes was held by no other router: holds last longer.
+/// A message that is younger than this when it comes was held by no other router: holds last longer.
 const FRESH_AGE: Duration = Duration::from_secs(20);
 /// How far the clocks of storage and of this router may differ.
 const CLOCKS_DIFFER_MAX: Duration = Duration::from_secs(5);
@@ -54,7 +54,7 @@ pub enum Input {
     Taken(wire::TakeResponse),
     /// A view of the registry begins.
     RegistryUp,
-    /// The registry told of runners.
+    /// The registry reported runners.
     Runners(wire::WatchResponse),
     /// A stream to the gateway stands.
     GatewayUp,
@@ -124,7 +124,7 @@ enum DeliveryTimerKind {
 /// Settings of the core.
 #[derive(Debug, Clone, Copy)]
 pub struct DeliverySettings {
-    /// When this router started: what is older may have been sent before.
+    /// When this router started: older messages may have been sent before.
     pub started: Timestamp,
     /// A supervisor that does not answer for this long is given up.
     pub lost_after: Duration,
@@ -152,7 +152,7 @@ pub struct Core {
     log_reads: RouterLogReads,
     drops: ContextDrops,
     settled: SettledMessages,
-    /// Messages that have arrived, and when storage is to be told of them.
+    /// Settlements of messages that have arrived; `settle_at` is when storage gets them.
     arrived: Vec<wire::Settlement>,
     settle_at: Option<Instant>,
     stops: BTreeMap<String, wire::StopAttempt>,
@@ -208,10 +208,10 @@ impl Core {
                 for held in messages {
                     self.take_over(now, wall, held);
                 }
-                for wish in drops {
-                    self.effects.dropped.extend(self.drops.take(now, wish));
+                for request in drops {
+                    self.effects.dropped.extend(self.drops.take(now, request));
                 }
-                forgets.into_iter().for_each(|wish| self.forget_attempts(wish));
+                forgets.into_iter().for_each(|request| self.forget_attempts(request));
             }
             Input::RegistryUp => self.runners.begin_view(),
             Input::Runners(part) => self.runners_changed(now, part),
@@ -226,7 +226,7 @@ impl Core {
             Input::Schedulers(names) => self.reports.set_replicas(names, &mut self.effects.report),
             Input::SchedulerUp(name) => self.reports.up(name, &mut self.effects.report),
             Input::SchedulerDown(name) => self.scheduler_lost(&name),
-            Input::Scheduler(name, said) => self.scheduler_response(now, wall, &name, said),
+            Input::Scheduler(name, response) => self.scheduler_response(now, wall, &name, response),
             Input::Submitted(delivery, outcome) => self.opaque_delivered(now, delivery, outcome),
             Input::LogsKept(kept) => {
                 let epoch = self.gateway_epoch;
@@ -267,7 +267,7 @@ impl Core {
         let timer = self.timers.first().map(|(at, _, _)| *at);
         let timer = timer.into_iter().chain(self.opaque_messages.next_due()).chain(self.settle_at);
         let timer = timer.chain(self.acceptances.next_due()).min();
-        // Without a gateway nobody can be asked.
+        // Without a gateway no supervisor can be asked.
         let asked = [self.reconciler.next_due(), self.drops.next_due()].into_iter().flatten().min();
         timer.into_iter().chain(asked.filter(|_| self.gateway_up)).min()
     }
@@ -429,7 +429,7 @@ impl Core {
         {
             self.timers.pop_first();
             let Some(message) = self.messages.get(&number) else { continue };
-            // What is under way is decided when its outcome is known.
+            // Parts under way are decided when their outcome is known.
             let idle = message.parts.is_empty() && !message.nodes.is_empty();
             match kind {
                 DeliveryTimerKind::Deadline if idle => self.give_up(now, number, ReasonCode::TimeoutAck),
@@ -469,7 +469,7 @@ impl Core {
         self.settled.note(message.name, message.created_millis, error);
     }
 
-    /// Tells storage of messages that have arrived, when the first of them has waited for others.
+    /// Settles messages that have arrived, once the first of them has waited long enough for others.
     fn settle_arrived(&mut self, now: Instant) {
         if self.arrived.is_empty() {
             return;
@@ -481,8 +481,8 @@ impl Core {
         }
     }
 
-    fn scheduler_response(&mut self, now: Instant, wall: Timestamp, name: &str, said: wire::ReportResponse) {
-        let wire::ReportResponse { handled, stops, queries, log_queries } = said;
+    fn scheduler_response(&mut self, now: Instant, wall: Timestamp, name: &str, sent: wire::ReportResponse) {
+        let wire::ReportResponse { handled, stops, queries, log_queries } = sent;
         for report in handled {
             self.report_handled(report);
         }
@@ -500,7 +500,7 @@ impl Core {
     fn scheduler_lost(&mut self, name: &str) {
         self.reports.down(name);
         self.log_reads.scheduler_lost(name);
-        // What was decided for its stream and not sent is told again, or asked for again.
+        // Drops unsent effects for its stream: the reports are sent again to the next owner, the queries are asked again.
         self.effects.report.remove(name);
         self.effects.log_answers.remove(name);
     }

@@ -30,7 +30,7 @@ struct RouterLogRead {
 }
 
 impl RouterLogReads {
-    /// A scheduler wants a piece. Says whether it will be asked for.
+    /// Takes a scheduler's read of a piece of output. Returns false when too many are open.
     pub fn ask(&mut self, now: Instant, scheduler: &str, query_id: u64, read: wire::ReadAttemptLog) -> bool {
         self.forget_late(now);
         if self.open.len() >= LOG_QUERIES_MAX {
@@ -59,7 +59,7 @@ impl RouterLogReads {
         Some((scheduler, query_id))
     }
 
-    /// The stream to the gateway was lost, and with it what was under way.
+    /// Marks every open read as unsent: the stream to the gateway was lost, and the reads with it.
     pub fn gateway_lost(&mut self) {
         self.unsent = self.open.keys().copied().collect();
     }

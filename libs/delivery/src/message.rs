@@ -48,7 +48,7 @@ pub struct NodeMessage {
     pub created_millis: u64,
     /// Until when it has to be accepted.
     pub deadline: Option<Instant>,
-    /// Where it was sent last: what is left of it may have arrived there all the same.
+    /// Where the message was sent last: the nodes that are left of it may have arrived there all the same.
     pub sent_to: Option<RunnerEndpoint>,
     /// No other router, and no earlier life of this one, can have sent it.
     pub is_fresh: bool,

@@ -19,7 +19,7 @@ pub struct Metrics {
     pub reports_open: IntGauge,
     /// Reports that could not be read, and were dropped.
     pub reports_unreadable: IntCounter,
-    /// Attempts that schedulers asked for.
+    /// Attempts that schedulers queried.
     pub queries: IntCounter,
     /// Pieces of output that schedulers wanted read.
     pub log_queries: IntCounter,
@@ -27,7 +27,7 @@ pub struct Metrics {
     pub stops_overtook: IntCounter,
     /// Contexts that supervisors have forgotten.
     pub contexts_dropped: IntCounter,
-    /// Contexts that supervisors could not be told to forget.
+    /// Contexts whose drop was given up because a supervisor could not be reached.
     pub contexts_given_up: IntCounter,
     /// Times another router took the name of this one.
     pub name_conflicts: IntCounter,

@@ -20,10 +20,10 @@ use crate::send_queue::{DeliveryRoute, FairQueue, MessageNumber};
 /// Back-off between tries.
 const BACKOFF: BackoffPolicy = BackoffPolicy { initial_secs: 0.2, multiplier: 2.0, max_secs: 60.0 };
 
-/// Where a letter goes.
+/// Destination of a message that is delivered whole.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum DeliveryDestination {
-    /// The first address of its recipient; empty: an actor of this coordinator.
+    /// First address of the recipient of chat or mail; empty for an actor of this coordinator.
     Address(Arc<str>),
     /// Any scheduler.
     Scheduler,
@@ -34,7 +34,7 @@ pub enum DeliveryDestination {
 pub enum OpaqueContent {
     /// Chat or mail.
     DirectMessage {
-        /// A Letter as JSON.
+        /// The message as JSON.
         json: Bytes,
         /// Where its recipient is reached, in the order in which that is tried.
         addresses: Vec<String>,
@@ -108,23 +108,23 @@ enum OpaqueTimerKind {
 /// All messages that are delivered whole.
 #[derive(Debug, Default)]
 pub struct OpaqueMessages {
-    letters: BTreeMap<MessageNumber, OpaqueMessage>,
-    lanes: FairQueue<DeliveryDestination>,
+    messages: BTreeMap<MessageNumber, OpaqueMessage>,
+    queue: FairQueue<DeliveryDestination>,
     deliveries: HashMap<u64, MessageNumber>,
     timers: BTreeSet<(Instant, MessageNumber, OpaqueTimerKind)>,
 }
 
-/// The part of a letter that the router needs.
+/// The part of a chat or mail message that the router needs.
 #[derive(Deserialize)]
 struct DirectMessageExpiry {
     expires_at: Timestamp,
 }
 
 impl OpaqueMessage {
-    /// A letter that storage gave, at this moment of both clocks.
+    /// Reads a chat or mail message that storage assigned, at this moment of both clocks.
     ///
     /// # Errors
-    /// When it is no letter.
+    /// When the JSON cannot be read.
     pub fn read(
         name: MessageName,
         held: wire::HeldLetter,
@@ -178,20 +178,20 @@ impl OpaqueMessages {
     /// How many are on their way or waiting for it.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.letters.len()
+        self.messages.len()
     }
 
     /// Returns true when no message is on its way or waiting for it.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.letters.is_empty()
+        self.messages.is_empty()
     }
 
     /// Takes one over under a number of its own.
-    pub fn take(&mut self, number: MessageNumber, letter: OpaqueMessage) {
-        self.timers.insert((letter.deadline, number, OpaqueTimerKind::Deadline));
-        self.lanes.push(letter.way.clone(), number, 1);
-        self.letters.insert(number, letter);
+    pub fn take(&mut self, number: MessageNumber, message: OpaqueMessage) {
+        self.timers.insert((message.deadline, number, OpaqueTimerKind::Deadline));
+        self.queue.push(message.way.clone(), number, 1);
+        self.messages.insert(number, message);
     }
 
     /// Takes the deliveries that the windows allow now, each under a number from `next`. The gateway may
@@ -203,20 +203,20 @@ impl OpaqueMessages {
         timeout: Duration,
         mut next: impl FnMut() -> u64,
     ) -> Vec<OutgoingDelivery> {
-        let taken = self.lanes.take(|(_, destination)| match destination {
+        let taken = self.queue.take(|(_, destination)| match destination {
             DeliveryDestination::Address(_) => gateway,
             DeliveryDestination::Scheduler => scheduler,
         });
         let mut sendings = Vec::with_capacity(taken.len());
         for (way, number) in taken {
-            let Some(letter) = self.letters.get_mut(&number) else {
-                self.lanes.finished(&way, 1);
+            let Some(message) = self.messages.get_mut(&number) else {
+                self.queue.finished(&way, 1);
                 continue;
             };
             let delivery = next();
-            letter.delivery = Some(delivery);
+            message.delivery = Some(delivery);
             self.deliveries.insert(delivery, number);
-            sendings.push(letter.sending(now, delivery, timeout));
+            sendings.push(message.sending(now, delivery, timeout));
         }
         sendings
     }
@@ -237,21 +237,21 @@ impl OpaqueMessages {
         jitter: f64,
     ) -> Option<FinishedMessage> {
         let number = self.deliveries.remove(&delivery)?;
-        let letter = self.letters.get_mut(&number)?;
-        letter.delivery = None;
-        self.lanes.finished(&letter.way, 1);
+        let message = self.messages.get_mut(&number)?;
+        message.delivery = None;
+        self.queue.finished(&message.way, 1);
         match outcome {
             DeliveryResult::Arrived(flow_id) => self.end(number, String::new(), flow_id),
             DeliveryResult::Refused(error) => self.end(number, error, 0),
             DeliveryResult::Failed(error) => {
-                letter.last_error = error;
-                if letter.deadline <= now {
+                message.last_error = error;
+                if message.deadline <= now {
                     return self.give_up(number);
                 }
-                let delay = BACKOFF.delay(letter.failures, jitter);
-                letter.failures += 1;
-                let (message, error) = (&letter.name.1, &letter.last_error);
-                tracing::debug!(message, error, ?delay, "a delivery failed");
+                let delay = BACKOFF.delay(message.failures, jitter);
+                message.failures += 1;
+                let (key, error) = (&message.name.1, &message.last_error);
+                tracing::debug!(message = key, error, ?delay, "a delivery failed");
                 self.timers.insert((now + delay, number, OpaqueTimerKind::Retry));
                 None
             }
@@ -261,9 +261,9 @@ impl OpaqueMessages {
     /// The gateway's stream was lost, and with it the outcomes of what it was given.
     pub fn gateway_lost(&mut self, now: Instant, mut jitter: impl FnMut() -> f64) -> Vec<FinishedMessage> {
         let at_gateway = |number: &MessageNumber| {
-            self.letters
+            self.messages
                 .get(number)
-                .is_some_and(|letter| matches!(letter.content, OpaqueContent::DirectMessage { .. }))
+                .is_some_and(|message| matches!(message.content, OpaqueContent::DirectMessage { .. }))
         };
         let lost: Vec<u64> = self
             .deliveries
@@ -275,21 +275,21 @@ impl OpaqueMessages {
         lost.into_iter().filter_map(|delivery| self.delivered(now, delivery, why(), jitter())).collect()
     }
 
-    /// Does what is due; gives what has ended with that.
+    /// Handles the timers that are due; returns the messages that ended with them.
     pub fn due(&mut self, now: Instant) -> Vec<FinishedMessage> {
         let mut ended = Vec::new();
         while let Some((at, number, kind)) = self.timers.first().copied()
             && at <= now
         {
             self.timers.pop_first();
-            let Some(letter) = self.letters.get(&number) else { continue };
-            // What is under way is decided when its outcome is known.
-            if letter.delivery.is_some() {
+            let Some(message) = self.messages.get(&number) else { continue };
+            // A delivery under way is decided when its outcome is known.
+            if message.delivery.is_some() {
                 continue;
             }
             match kind {
                 OpaqueTimerKind::Deadline => ended.extend(self.give_up(number)),
-                OpaqueTimerKind::Retry => self.lanes.push(letter.way.clone(), number, 1),
+                OpaqueTimerKind::Retry => self.queue.push(message.way.clone(), number, 1),
             }
         }
         ended
@@ -302,19 +302,19 @@ impl OpaqueMessages {
     }
 
     fn give_up(&mut self, number: MessageNumber) -> Option<FinishedMessage> {
-        let letter = self.letters.get(&number)?;
-        self.lanes.remove(&letter.way, number);
-        let error = match &*letter.last_error {
-            "" => "TIMEOUT_ACK: it had to wait for its turn too long".to_owned(),
+        let message = self.messages.get(&number)?;
+        self.queue.remove(&message.way, number);
+        let error = match &*message.last_error {
+            "" => "TIMEOUT_ACK: it waited too long in the send queue".to_owned(),
             error => format!("TIMEOUT_ACK: {error}"),
         };
         self.end(number, error, 0)
     }
 
     fn end(&mut self, number: MessageNumber, error: String, flow_id: u32) -> Option<FinishedMessage> {
-        let letter = self.letters.remove(&number)?;
-        self.timers.remove(&(letter.deadline, number, OpaqueTimerKind::Deadline));
-        Some(FinishedMessage { name: letter.name, error, flow_id })
+        let message = self.messages.remove(&number)?;
+        self.timers.remove(&(message.deadline, number, OpaqueTimerKind::Deadline));
+        Some(FinishedMessage { name: message.name, error, flow_id })
     }
 }
 
@@ -327,7 +327,7 @@ mod tests {
     const BOTH: (bool, bool) = (true, true);
 
     struct World {
-        letters: OpaqueMessages,
+        messages: OpaqueMessages,
         now: Instant,
         wall: Timestamp,
         numbers: u64,
@@ -336,7 +336,7 @@ mod tests {
     impl World {
         fn new() -> Self {
             let wall = Timestamp::from_millis(1_800_000_000_000);
-            Self { letters: OpaqueMessages::default(), now: Instant::now(), wall, numbers: 100 }
+            Self { messages: OpaqueMessages::default(), now: Instant::now(), wall, numbers: 100 }
         }
 
         fn take(&mut self, number: u64, address: &str, secs: u64) {
@@ -346,27 +346,27 @@ mod tests {
                 addresses: vec![address.to_owned()],
             };
             let name = (ContextId(1), format!("message:7:{number}"));
-            let letter = OpaqueMessage::read(name, held, (self.now, self.wall)).expect("a letter");
-            self.letters.take(number, letter);
+            let message = OpaqueMessage::read(name, held, (self.now, self.wall)).expect("a message");
+            self.messages.take(number, message);
         }
 
         fn take_jobs(&mut self, number: u64) {
             let name = (ContextId(1), format!("message:7:{number}"));
             let jobs = wire::RawJobs { caller_id: 7, submit: None };
             let deadline = self.now + Duration::from_secs(60);
-            self.letters.take(number, OpaqueMessage::of_jobs(name, jobs, deadline));
+            self.messages.take(number, OpaqueMessage::of_jobs(name, jobs, deadline));
         }
 
         fn send(&mut self, up: (bool, bool)) -> Vec<u64> {
             let numbers = &mut self.numbers;
-            let sendings = self.letters.send(self.now, up, TIMEOUT, || {
+            let sendings = self.messages.send(self.now, up, TIMEOUT, || {
                 *numbers += 1;
                 *numbers
             });
             sendings
                 .into_iter()
                 .map(|sending| match sending {
-                    OutgoingDelivery::DirectMessage(letter) => letter.delivery_id,
+                    OutgoingDelivery::DirectMessage(message) => message.delivery_id,
                     OutgoingDelivery::Jobs(delivery, submit) => {
                         assert_eq!((submit.on_behalf_of, &*submit.message_key), (7, "message:7:3"));
                         delivery
@@ -376,7 +376,7 @@ mod tests {
         }
 
         fn ends(&mut self, delivery: u64, outcome: DeliveryResult) -> Option<FinishedMessage> {
-            self.letters.delivered(self.now, delivery, outcome, 1.0)
+            self.messages.delivered(self.now, delivery, outcome, 1.0)
         }
     }
 
@@ -395,7 +395,7 @@ mod tests {
         assert_eq!(world.ends(deliveries[0], DeliveryResult::Arrived(0)), Some(ended(1, "", 0)));
         let refused = DeliveryResult::Refused("UNKNOWN_RECIPIENT: nobody".to_owned());
         assert_eq!(world.ends(deliveries[1], refused), Some(ended(2, "UNKNOWN_RECIPIENT: nobody", 0)));
-        assert!(world.letters.is_empty() && world.letters.next_due().is_none());
+        assert!(world.messages.is_empty() && world.messages.next_due().is_none());
     }
 
     #[test]
@@ -405,12 +405,12 @@ mod tests {
         let first = world.send(BOTH)[0];
         assert_eq!(world.ends(first, DeliveryResult::Failed("away".to_owned())), None);
         assert_eq!(world.send(BOTH), [0; 0], "not at once");
-        world.now = world.letters.next_due().expect("a time");
-        assert_eq!(world.letters.due(world.now), []);
+        world.now = world.messages.next_due().expect("a time");
+        assert_eq!(world.messages.due(world.now), []);
         let second = world.send(BOTH)[0];
         assert_eq!(world.ends(second, DeliveryResult::Failed("still away".to_owned())), None);
         world.now += Duration::from_secs(2);
-        assert_eq!(world.letters.due(world.now), [ended(1, "TIMEOUT_ACK: still away", 0)]);
+        assert_eq!(world.messages.due(world.now), [ended(1, "TIMEOUT_ACK: still away", 0)]);
         assert_eq!(world.send(BOTH), [0; 0]);
         assert_eq!(world.ends(second, DeliveryResult::Arrived(0)), None, "it has ended");
     }
@@ -421,11 +421,11 @@ mod tests {
         world.take(1, "", 1);
         let delivery = world.send(BOTH)[0];
         world.now += Duration::from_secs(2);
-        assert_eq!(world.letters.due(world.now), []);
-        assert!(world.letters.is_under_way(delivery));
+        assert_eq!(world.messages.due(world.now), []);
+        assert!(world.messages.is_under_way(delivery));
         assert_eq!(world.ends(delivery, DeliveryResult::Arrived(0)), Some(ended(1, "", 0)));
         world.take(2, "", 0);
-        assert_eq!(world.letters.due(world.now).len(), 1, "and what waits does not");
+        assert_eq!(world.messages.due(world.now).len(), 1, "and what waits does not");
     }
 
     #[test]
@@ -436,12 +436,12 @@ mod tests {
         assert_eq!(world.send((false, false)), [0; 0]);
         let deliveries = world.send(BOTH);
         assert_eq!(deliveries.len(), 2);
-        assert_eq!(world.letters.gateway_lost(world.now, || 1.0), []);
-        let [letter, jobs] = *deliveries else { panic!("two") };
-        assert!(!world.letters.is_under_way(letter) && world.letters.is_under_way(jobs));
+        assert_eq!(world.messages.gateway_lost(world.now, || 1.0), []);
+        let [message, jobs] = *deliveries else { panic!("two") };
+        assert!(!world.messages.is_under_way(message) && world.messages.is_under_way(jobs));
         assert_eq!(world.ends(jobs, DeliveryResult::Arrived(5)), Some(ended(3, "", 5)));
         world.now += Duration::from_secs(1);
-        assert_eq!(world.letters.due(world.now), []);
+        assert_eq!(world.messages.due(world.now), []);
         assert_eq!(world.send(BOTH).len(), 1);
     }
 }

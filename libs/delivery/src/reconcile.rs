@@ -1,9 +1,9 @@
 //! Reconciliation: asks supervisors where attempts of unknown fate stand.
 //!
-//! A scheduler may want to know. The router itself has to, before it gives up an attempt that may have
-//! arrived: otherwise the next attempt could run beside it. Such an attempt is asked for first. When the
-//! supervisor has it, nothing is given up. When not, it is stopped there, which also makes the supervisor
-//! refuse it from then on; only then is it reported.
+//! A scheduler may ask where an attempt stands. The router itself has to know before it gives up an attempt that may have arrived:
+//! otherwise the next attempt could run beside it. It first asks the supervisor. If the supervisor has the attempt, nothing is
+//! given up. If not, the router sends a stop, after which the supervisor refuses the attempt should it still arrive; only then
+//! is the attempt reported.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
@@ -17,12 +17,12 @@ use crate::send_queue::{MessageNumber, RunnerRoute};
 
 /// Interval between two questions about the same attempt.
 pub const REPEAT_AFTER: Duration = Duration::from_secs(5);
-/// How often a scheduler's question is asked; afterwards the scheduler's own patience decides.
+/// How often a scheduler's question is sent; afterwards the scheduler's own patience decides.
 pub const QUERY_TRIES: u32 = 4;
-/// Attempts that are asked for at once; a scheduler's questions beyond it are dropped.
+/// Attempts that are asked about at once; a scheduler's questions beyond it are dropped.
 pub const INQUIRIES_MAX: usize = 100_000;
 
-/// Where an attempt is asked for.
+/// Where to ask about an attempt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AttemptLocation {
     /// The supervisor.
@@ -42,7 +42,7 @@ pub struct AbandonedAttempt {
     pub kind: ReportKind,
     /// Time from which the attempt is reported in any case.
     pub until: Instant,
-    /// The supervisor does not have the attempt, and is told to stop it.
+    /// True once the supervisor said that it does not have the attempt, and gets a stop for it.
     pub stopping: bool,
 }
 
@@ -64,7 +64,7 @@ pub enum AttemptReportMeaning {
     Unsolicited,
     /// The answer to a scheduler's question.
     Answer,
-    /// An attempt that was to be given up has arrived: it is not.
+    /// The attempt was being given up, but has arrived: it is not given up.
     Arrived(MessageNumber),
     /// The report says nothing new to a scheduler: the attempt is being given up.
     Unresolved,
@@ -93,7 +93,7 @@ pub struct AttemptReconciler {
 }
 
 impl AttemptReconciler {
-    /// A scheduler wants to know where an attempt stands. Says whether it will be asked for.
+    /// Takes a scheduler's question about where an attempt stands. Returns false when too many are open.
     pub fn ask(&mut self, now: Instant, key: JobKey, at: AttemptLocation) -> bool {
         if self.open.len() >= INQUIRIES_MAX {
             return false;
@@ -110,7 +110,7 @@ impl AttemptReconciler {
         self.insert(now, key, at, ReconcilePurpose::Abandoned(given_up));
     }
 
-    /// Takes the steps that are due. `live` says whether a runner's supervisor can be asked: a dead one cannot
+    /// Takes the steps that are due. `live` returns whether a runner's supervisor can be asked: a dead one cannot
     /// answer, so attempts that are given up there are reported.
     pub fn take_due(&mut self, now: Instant, live: impl Fn(RunnerRoute) -> bool) -> Vec<ReconcileStep> {
         let mut steps = Vec::new();
@@ -121,7 +121,7 @@ impl AttemptReconciler {
             let Some(inquiry) = self.open.get_mut(&key) else { continue };
             match &mut inquiry.purpose {
                 ReconcilePurpose::Scheduler { tries_left: 0 } => {
-                    tracing::debug!(%key, "nobody tells where an attempt stands");
+                    tracing::debug!(%key, "no supervisor answered where an attempt stands");
                     self.open.remove(&key);
                     continue;
                 }
@@ -131,7 +131,7 @@ impl AttemptReconciler {
                 }
                 ReconcilePurpose::Abandoned(given_up) => {
                     if given_up.until <= now || !live(inquiry.at.route) {
-                        // Should it be there all the same, it is not to go on.
+                        // The stop covers the case that the attempt has arrived all the same.
                         steps.push(ReconcileStep::Stop(key, inquiry.at.clone()));
                         steps.push(ReconcileStep::Report(key, given_up.clone()));
                         self.open.remove(&key);
@@ -168,7 +168,7 @@ impl AttemptReconciler {
                 self.remove(key);
                 AttemptReportMeaning::Abandoned(given_up)
             }
-            // It arrived after it was said not to be there. It is stopped, and its end will be told.
+            // The attempt arrived after the supervisor had denied having it. It is being stopped, and its end will be reported.
             ReportKind::Accepted { .. } | ReportKind::Started { .. } if given_up.stopping => {
                 AttemptReportMeaning::Unresolved
             }
@@ -181,7 +181,7 @@ impl AttemptReconciler {
         }
     }
 
-    /// An attempt is not given up any more, since a scheduler has it stopped. Gives its message.
+    /// Ends the reconciliation of an attempt that a scheduler has stopped. Returns its message when it was being given up.
     pub fn cancel(&mut self, key: JobKey) -> Option<MessageNumber> {
         match self.remove(key)?.purpose {
             ReconcilePurpose::Abandoned(given_up) => Some(given_up.message),
@@ -203,7 +203,7 @@ impl AttemptReconciler {
         self.due.first().map(|(at, _)| *at)
     }
 
-    /// Returns true when no attempt is asked for.
+    /// Returns true when no reconciliation is open.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.open.is_empty()

@@ -104,7 +104,7 @@ impl UnacknowledgedReports {
 
     fn forget_told(&mut self, replica: &str) {
         for open in self.open.values_mut() {
-            open.sent_to.take_if(|told| told == replica);
+            open.sent_to.take_if(|sent_to| sent_to == replica);
         }
     }
 
@@ -176,7 +176,7 @@ mod tests {
         reports.set_replicas(names(&["a", "b"]), &mut out);
         assert!(out.is_empty(), "nothing has changed");
 
-        // b dies: a is told what b did not acknowledge, and not again what it has.
+        // b dies: a receives the reports that b did not acknowledge, and none that a already has.
         reports.down("b");
         reports.set_replicas(names(&["a"]), &mut out);
         assert_eq!(counts(&mut out), [("a".to_owned(), *moved)]);

@@ -1,7 +1,7 @@
-//! How messages ended lately, for storage to be told again.
+//! Recently settled messages, so that a settlement can be sent to storage again.
 //!
-//! A settlement is lost when the stream to storage is; storage then gives the message again, and it must
-//! neither be sent nor be given up once more.
+//! A settlement is lost when the stream to storage is. Storage then assigns the message again; it must be neither sent nor given
+//! up a second time.
 
 use std::collections::{HashMap, VecDeque};
 

@@ -12,12 +12,12 @@ use tonic::Status;
 use crate::view_state::{DirectoryInvalidation, DirectoryViewState};
 use crate::watchers::DirectoryWatchers;
 
-/// Questions that are asked of the source at once. Anybody can make up tokens of actors, and each is a question.
+/// Reads from the source at once. Anybody can make up tokens of actors, and each one causes a read.
 const QUESTIONS_MAX: usize = 64;
 
-/// Where the truth is.
+/// Source of a view: reads what is true now.
 pub trait DirectorySource: Debug + Send + Sync + 'static {
-    /// Reads an actor; nothing when there is none by this number, or no more.
+    /// Reads an actor; nothing when no actor has this number, or no longer.
     ///
     /// # Errors
     /// When it cannot be read now.
@@ -36,7 +36,7 @@ pub trait DirectorySource: Debug + Send + Sync + 'static {
     /// Uses up the id of a token; `false` when it was used up before.
     ///
     /// # Errors
-    /// When that cannot be told now.
+    /// When the source cannot be asked now.
     fn consume_token(
         &self,
         actor: ActorId,
@@ -45,7 +45,7 @@ pub trait DirectorySource: Debug + Send + Sync + 'static {
     ) -> impl Future<Output = Result<bool, Status>> + Send;
 }
 
-/// Answers from memory what was read from a source, as long as it hears of changes. Cheap to clone.
+/// Directory that answers from memory what it read from a source, as long as it receives changes. Cheap to clone.
 #[derive(Debug)]
 pub struct DirectoryView<S>(Arc<DirectoryViewInner<S>>);
 
@@ -64,7 +64,7 @@ impl<S> Clone for DirectoryView<S> {
 }
 
 impl<S: DirectorySource> DirectoryView<S> {
-    /// Remembers nothing until [`DirectoryInvalidation::FeedRestored`] is heard, and asks the source each time.
+    /// Makes a view that reads from the source each time, until [`DirectoryInvalidation::FeedRestored`] comes.
     pub fn new(source: S) -> Self {
         Self(Arc::new(DirectoryViewInner {
             source,
@@ -74,16 +74,16 @@ impl<S: DirectorySource> DirectoryView<S> {
         }))
     }
 
-    /// Where the truth is.
+    /// Returns the source.
     #[must_use]
     pub fn source(&self) -> &S {
         &self.0.source
     }
 
-    /// Forgets what may not hold any more, and wakes whoever leans on it: nobody else, and nobody at all when nothing is
-    /// heard once more.
+    /// Forgets answers that may not hold any more, and wakes the watchers of their subjects, and only those. A repeated loss of the
+    /// feed wakes none.
     pub fn invalidate(&self, news: DirectoryInvalidation) {
-        // Held until all are told: what is heard next is told next.
+        // Held until all watchers are notified, so that they see changes in order.
         let mut view = self.view();
         if view.invalidate(news) {
             self.listeners().notify(news);
@@ -170,7 +170,7 @@ mod tests {
     const HERE: ContextId = ContextId(1);
     const THERE: ContextId = ContextId(2);
 
-    /// Everybody is a reader, and it counts how often it was asked.
+    /// Source in which everybody is a reader; counts its reads.
     #[derive(Debug, Default)]
     struct Readers(AtomicUsize);
 
@@ -268,14 +268,14 @@ mod tests {
         let mut stream = watched(&views);
         stream.go_on();
         assert_eq!(asked(&views), 1);
-        // The watch is begun anew five times a second, and fails.
+        // The watch is reopened five times a second, and fails.
         views.invalidate(DirectoryInvalidation::FeedLost);
         assert_eq!((stream.go_on(), asked(&views)), (1, 1));
         for _ in 0..100 {
             views.invalidate(DirectoryInvalidation::FeedLost);
         }
         assert_eq!((stream.go_on(), asked(&views)), (0, 0));
-        // What is taken away now would not be heard of.
+        // A role that is taken away now would cause no notification.
         let seconds = 20;
         for _ in 0..seconds {
             tokio::time::advance(Duration::from_secs(1)).await;

@@ -1,7 +1,7 @@
 //! Knowledge of actors and their roles, which every service has.
 //!
-//! Each [`DirectoryView`] answers from memory what was read once, for as long as it would hear of a change: a view and no
-//! cache (decision 12). Storage feeds its own from the hints of Redis, the other services theirs from storage's watch
+//! Each [`DirectoryView`] answers from memory as long as its source would notify it of a change: a view, not a
+//! cache (decision 12). Storage feeds its own view from the hints of Redis; the other services feed theirs from storage's watch
 //! ([`RemoteDirectory`]).
 
 mod directory_view;

@@ -18,7 +18,7 @@ use crate::view_state::DirectoryInvalidation;
 
 /// Storage gives a sign of life every 5 s; after so long without one changes may be missed.
 const SILENCE_MAX: Duration = Duration::from_secs(15);
-/// The pause before the watch is begun anew.
+/// The pause before the watch is opened again.
 const RETRY: Duration = Duration::from_millis(200);
 
 /// The directory of a service that asks storage. Cheap to clone.
@@ -38,13 +38,13 @@ impl RemoteDirectory {
         self.0.directory()
     }
 
-    /// Hears of changes until `stop`.
+    /// Follows storage's watch of identities until `stop`, reopening it when it ends.
     pub async fn follow(self, stop: CancellationToken) {
         let follow = async {
             loop {
                 let ended = self.watch().await;
                 self.0.invalidate(DirectoryInvalidation::FeedLost);
-                tracing::debug!(status = %ended, "the watch of identities ended; beginning anew");
+                tracing::debug!(status = %ended, "the watch of identities ended; reopening it");
                 tokio::time::sleep(RETRY).await;
             }
         };
@@ -54,7 +54,7 @@ impl RemoteDirectory {
         }
     }
 
-    /// Gives why it ended.
+    /// Watches until the stream ends; returns why it ended.
     async fn watch(&self) -> Status {
         let mut client = self.0.source().0.clone();
         let mut changes = match client.watch_identities(v1::WatchIdentitiesRequest {}).await {

@@ -10,15 +10,15 @@ use rpc::{DirectorySubject, KnownActor, Membership};
 const ACTORS_MAX: usize = 65_536;
 /// Roles that are remembered.
 const ROLES_MAX: usize = 262_144;
-/// Subjects of which it is remembered when they changed last.
+/// Subjects whose last change is remembered.
 const CHANGED_MAX: usize = 4096;
 
 /// Change after which earlier answers may not hold any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DirectoryInvalidation {
-    /// Anything; from now on every change is heard.
+    /// Any answer; from now on every change is received.
     FeedRestored,
-    /// Anything, and nothing is heard until [`DirectoryInvalidation::FeedRestored`] comes.
+    /// Any answer, and no change is received until [`DirectoryInvalidation::FeedRestored`] comes.
     FeedLost,
     /// Answers about one actor.
     Actor(ActorId),
@@ -26,14 +26,14 @@ pub enum DirectoryInvalidation {
     Context(ContextId),
 }
 
-/// How often something was heard before an answer was asked for.
+/// Number of changes that were received before a question was sent to the source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ViewGeneration(u64);
 
 /// The memory.
 #[derive(Debug, Default)]
 pub(crate) struct DirectoryViewState {
-    /// True while changes are heard.
+    /// True while changes are received.
     is_live: bool,
     generation: u64,
     /// Lowest generation of a request whose answer may be kept, whatever it is about.
@@ -46,8 +46,8 @@ pub(crate) struct DirectoryViewState {
 }
 
 impl DirectoryViewState {
-    /// Takes note of a change. Gives whether anything that was said may not hold any more because of it: nothing was kept
-    /// while nothing was heard, so that it means nothing to hear nothing once more.
+    /// Applies a change. Returns whether earlier answers may not hold any more because of it. A repeated loss of the feed returns
+    /// false: nothing was kept while the feed was lost.
     pub(crate) fn invalidate(&mut self, news: DirectoryInvalidation) -> bool {
         if news == DirectoryInvalidation::FeedLost && !self.is_live {
             return false;
@@ -72,7 +72,7 @@ impl DirectoryViewState {
         true
     }
 
-    /// Remembers when it was heard of something.
+    /// Remembers the generation of a subject's last change.
     fn note(&mut self, subject: DirectorySubject) {
         if self.changed.len() >= CHANGED_MAX {
             self.forget_when();
@@ -85,7 +85,7 @@ impl DirectoryViewState {
         self.floor = self.generation;
     }
 
-    /// Before something is read elsewhere.
+    /// Returns the generation to pass to `keep_*` with an answer; called before the source is read.
     pub(crate) const fn ask(&self) -> ViewGeneration {
         ViewGeneration(self.generation)
     }
@@ -100,8 +100,8 @@ impl DirectoryViewState {
         self.roles.get(&context)?.get(&actor).copied()
     }
 
-    /// Remembers an actor, unless it was heard of meanwhile: that may have been about what was read. That there is none is not
-    /// remembered: whoever was just registered is let in at once.
+    /// Remembers an actor, unless a change of it came meanwhile: what was read may be older than that change. That an actor does not
+    /// exist is not remembered, so that one that was just registered is let in at once.
     pub(crate) fn keep_actor(&mut self, asked: ViewGeneration, id: ActorId, actor: &Arc<KnownActor>) {
         if !self.may_keep(asked, DirectorySubject::Actor(id)) {
             return;
@@ -207,7 +207,7 @@ mod tests {
         }
         assert_eq!(known(&view), (1, 2), "changes of others do not matter");
         assert!(view.actor(ALICE).is_some() && view.role(THERE, BOB).is_some());
-        // Since then it was asked anew.
+        // This answer was read after the change.
         view.keep_actor(view.ask(), BOB, &actor());
         assert_eq!(known(&view), (2, 2));
         let asked = view.ask();

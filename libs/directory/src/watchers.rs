@@ -7,16 +7,16 @@ use tokio::sync::watch;
 
 use crate::view_state::DirectoryInvalidation;
 
-/// Subjects that are kept before those are looked for that nobody listens to any more.
+/// Subjects that are kept before the first sweep for those without watchers.
 const SWEPT_FROM: usize = 64;
 
-/// Those who lean on what was said, each told of what concerns it and of nothing else: there may be thousands of streams,
-/// and somebody may change all the time.
+/// Watchers by subject, each woken only by changes of its own subject: there may be thousands of streams, and some subject may
+/// change all the time.
 #[derive(Debug)]
 pub(crate) struct DirectoryWatchers {
     hearing: DirectoryFeedState,
     by_subject: HashMap<DirectorySubject, watch::Sender<DirectoryFeedState>>,
-    /// How many subjects there are when the next search is due.
+    /// Number of subjects at which the next sweep is due.
     sweep_at: usize,
 }
 
@@ -27,7 +27,7 @@ impl Default for DirectoryWatchers {
 }
 
 impl DirectoryWatchers {
-    /// Changes when this was said to have changed, or may have.
+    /// Subscribes to a subject. The receiver is marked changed whenever the subject changed, or may have.
     pub(crate) fn subscribe(&mut self, subject: DirectorySubject) -> watch::Receiver<DirectoryFeedState> {
         if self.by_subject.len() >= self.sweep_at {
             self.sweep();
@@ -36,7 +36,7 @@ impl DirectoryWatchers {
         self.by_subject.entry(subject).or_insert_with(|| watch::Sender::new(hearing)).subscribe()
     }
 
-    /// Wakes those whom it concerns.
+    /// Wakes the watchers that a change concerns.
     pub(crate) fn notify(&mut self, news: DirectoryInvalidation) {
         match news {
             DirectoryInvalidation::FeedRestored => self.notify_all(DirectoryFeedState::Live),
@@ -60,8 +60,8 @@ impl DirectoryWatchers {
         }
     }
 
-    /// Forgets subjects that nobody listens to. Twice as many may come before the next time, so that it costs nothing to speak
-    /// of.
+    /// Forgets subjects without watchers. The next sweep is due at twice the number that is left, so that the amortized cost is
+    /// negligible.
     fn sweep(&mut self) {
         self.by_subject.retain(|_, listeners| listeners.receiver_count() > 0);
         self.sweep_at = SWEPT_FROM.max(2 * self.by_subject.len());

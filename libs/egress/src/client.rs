@@ -1,6 +1,6 @@
 //! One request and its answer, through redirections.
 //!
-//! A connection for each request, to an address that was looked at: nothing decides anew where a name leads.
+//! A connection for each request, to an address that was checked: no second lookup decides where a name leads.
 
 use bytes::Bytes;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
@@ -218,7 +218,7 @@ fn join(from: &Uri, reference: &str) -> Option<Uri> {
         .ok()
 }
 
-/// Asks once, and follows nothing. `departure` hears when the request leaves, and when it has left.
+/// Sends once, and follows no redirection. `departure` is notified when the request leaves, and when it has left.
 ///
 /// # Errors
 /// [`EgressFailure`].
@@ -240,7 +240,7 @@ pub async fn send_once(
         return Err(EgressFailure::refused("who asks stands in a header, not in the URL"));
     }
     if !has_valid_port(&ask.uri) {
-        return Err(EgressFailure::refused("its port is no number of a port"));
+        return Err(EgressFailure::refused("its port is not a valid port number"));
     }
     let request = request(ask, authority)?;
     let host = authority.host();

@@ -1,4 +1,4 @@
-//! Connections to addresses that were looked at: nothing decides anew where a name leads.
+//! Connections to addresses that were checked: no second lookup decides where a name leads.
 
 use std::net::IpAddr;
 
@@ -12,7 +12,7 @@ pub enum ConnectError {
     /// A rule is against it; the host was not contacted.
     #[error(transparent)]
     Denied(DeniedHost),
-    /// The name leads nowhere, or nobody answers there.
+    /// The name cannot be resolved, or no server answers there.
     #[error("{0}")]
     Failed(String),
 }
@@ -21,7 +21,7 @@ pub enum ConnectError {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{}", self.message())]
 pub struct DeniedHost {
-    /// The host, as it was asked for.
+    /// The host, as the caller gave it.
     pub host: String,
     /// Port of the host.
     pub port: u16,

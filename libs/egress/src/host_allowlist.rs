@@ -119,7 +119,7 @@ impl HostAllowlistEntry {
     }
 }
 
-/// A host as it is compared: in small letters, without brackets or a dot at the end.
+/// A host as it is compared: in lower case, without brackets or a dot at the end.
 fn bare(host: &str) -> String {
     let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
     let host = host.strip_suffix('.').unwrap_or(host);

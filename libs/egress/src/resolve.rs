@@ -9,10 +9,10 @@ use async_trait::async_trait;
 /// Resolver of names. Believed about where a name leads, and not about whether that may be reached.
 #[async_trait]
 pub trait HostResolver: fmt::Debug + Send + Sync {
-    /// Looks up the addresses of a host, which is a name or an address without brackets. Asked anew for each connection.
+    /// Looks up the addresses of a host, which is a name or an address without brackets. Called again for each connection.
     ///
     /// # Errors
-    /// The name is not known, or nobody could be asked.
+    /// The name is not known, or no name server answered.
     async fn resolve(&self, host: &str, port: u16) -> io::Result<Vec<SocketAddr>>;
 }
 

@@ -1,7 +1,7 @@
-//! How far a request is on its way out.
+//! Progress of a request on its way out.
 //!
-//! Between the first byte of a request and its answer nobody here knows whether it is carried out. Callers that keep a ledger of their
-//! requests are told of both ends of its departure: before the first byte leaves, and once the last one has left.
+//! Between the first byte of a request and its answer we cannot know whether it is carried out. Callers that keep a ledger of their
+//! requests are notified at both ends of its departure: before the first byte leaves, and once the last one has left.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -14,9 +14,9 @@ use http_body_util::Full;
 use hyper::body::{Body, Frame, SizeHint};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// Hears of the departure of a request. Is called while bytes are written, so that it may not wait.
+/// Observer of the departure of a request. Is called while bytes are written, so it must not block.
 pub trait SendObserver: Send + Unpin {
-    /// The first byte leaves next, over a connection to a host that proved its name. Until then nothing was asked of it.
+    /// The first byte leaves next, over a connection to a host that proved its name. Until then the host has received no request.
     fn on_sending(&mut self) {}
 
     /// The whole request was given to the system, which delivers it whatever becomes of this process. The answer is not read yet.
@@ -71,7 +71,7 @@ enum RequestWriteProgress {
     Everything,
 }
 
-/// Connection over which one request leaves, and its departure is told.
+/// Connection over which one request leaves, and whose observer is notified of that.
 pub(crate) struct ObservedStream<S, D> {
     stream: S,
     departure: D,

@@ -40,15 +40,15 @@ impl TrustAnchors {
         Self(None)
     }
 
-    /// The authorities of a text in PEM, and nobody else.
+    /// Trusts only the authorities of a text in PEM.
     ///
     /// # Errors
-    /// The text has no certificate, or one that is none.
+    /// The text has no certificate, or an invalid one.
     pub fn from_pem(pem: &str) -> Result<Self, String> {
         let mut roots = RootCertStore::empty();
         for certificate in CertificateDer::pem_slice_iter(pem.as_bytes()) {
             let certificate = certificate.map_err(|_| "it is not PEM")?;
-            roots.add(certificate).map_err(|error| format!("it has a certificate that is none: {error}"))?;
+            roots.add(certificate).map_err(|error| format!("it contains an invalid certificate: {error}"))?;
         }
         if roots.is_empty() {
             return Err("it has no certificate".to_owned());
@@ -65,7 +65,7 @@ impl TrustAnchors {
     /// Encrypts a connection to a host, which has to prove its name (or its address, where the host is one).
     ///
     /// # Errors
-    /// Nobody is trusted, the host is not who it should be, or the handshake broke off.
+    /// No authority is trusted, the host is not who it should be, or the handshake broke off.
     pub async fn encrypt<S>(
         &self,
         host: &str,

@@ -38,7 +38,7 @@ fn open<T: DeserializeOwned>(payload_type: &str, signature: &str) -> Result<(Ver
     Ok((signer, object(&envelope.payload)?))
 }
 
-/// Refuses what is over, and what is to hold for longer than such a thing may.
+/// Refuses an expired signature, and one that is to hold for longer than its kind may.
 fn check_expiry(expires: Timestamp, longest: Duration, now: Timestamp) -> Result<(), Refusal> {
     if expires <= now {
         return Err(Refusal::Expired(expires));
@@ -49,7 +49,7 @@ fn check_expiry(expires: Timestamp, longest: Duration, now: Timestamp) -> Result
     Ok(())
 }
 
-/// Refuses it when what was signed is something else than what is here.
+/// Refuses a field whose value differs from the signed one.
 fn same<T: PartialEq>(field: &str, signed: &T, here: &T) -> Result<(), Refusal> {
     if signed == here { Ok(()) } else { Err(Refusal::OtherContent(cut(field))) }
 }

@@ -68,7 +68,7 @@ impl GatewayCertificate {
         Envelope::sign(CERTIFICATE_TYPE, payload.into(), root)
     }
 
-    /// Reads one, whose root is whoever signed it.
+    /// Reads a certificate; its root is its signer.
     ///
     /// # Errors
     /// What [`Envelope::signer`] says; [`Refusal::Malformed`].
@@ -103,8 +103,8 @@ impl GatewayCertificate {
     }
 }
 
-/// A coordinator has another root from now on. The old one signs that, so whoever listened to it listens to the new one;
-/// and the new one is shown to be held by signing the same.
+/// Announcement that a coordinator has another root from now on. The old root signs it, so that peers of the old one accept the
+/// new one; the new root signs the same, which proves that its key is held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RootChange {
     /// The root before.
@@ -179,7 +179,7 @@ mod tests {
         let json = serde_json::to_vec(&text).expect("JSON");
         let alone = Envelope::sign(ROOT_CHANGE_TYPE, json.into(), &old);
         assert_eq!(RootChange::read(&alone), Err(Refusal::BadSignature));
-        // Somebody else takes over what was said for another.
+        // A thief takes over a change that was announced for another root.
         let stolen = Envelope::sign(ROOT_CHANGE_TYPE, change.payload, &thief);
         assert_eq!(RootChange::read(&stolen), Err(Refusal::BadSignature));
     }

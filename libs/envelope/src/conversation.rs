@@ -13,9 +13,9 @@ use crate::certificate::VerifiedCertificate;
 use crate::statement::SenderProof;
 use crate::{Envelope, OpenedEnvelope, Refusal, ReplayWindow, Sealer, statement};
 
-/// How long anything said holds: longer than anybody waits for an answer, and than a bus takes.
+/// How long an envelope holds: longer than any caller waits for an answer, and longer than a bus takes.
 const LIFETIME: Duration = Duration::from_secs(300);
-/// Things that are remembered at once of one root: a daemon carries some thousands in that time.
+/// Envelopes that are remembered at once of one root: a daemon carries some thousands in that time.
 const REMEMBERED_MAX: usize = 500_000;
 /// Roots that are remembered at once.
 const ROOTS_MAX: usize = 1024;
@@ -23,7 +23,7 @@ const ROOTS_MAX: usize = 1024;
 /// Limits on what is remembered of received envelopes, so that none is accepted twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReplayWindowLimits {
-    /// Things of one root at once.
+    /// Envelopes of one root at once.
     pub messages_per_root: usize,
     /// Roots at once.
     pub roots_max: usize,
@@ -37,8 +37,8 @@ pub enum OverflowPolicy {
     /// Refuses an envelope of a known root until one of that root's is over, and of a new root until all that is remembered
     /// of some other root is over.
     Refuse,
-    /// Forgets what is over first: one envelope of a full root, or the root that was silent for longest. For places where
-    /// strangers speak, each of whom may be many: none is in the way of others, and repetitions are told by other means.
+    /// Forgets what expires first: one envelope of a full root, or the root that was silent for longest. For places where strangers
+    /// may send, each under many keys: none gets in the way of others, and repetitions are recognized by other means.
     EvictOldest,
 }
 
@@ -55,18 +55,18 @@ pub struct EnvelopeSigner {
     memory: ReplayWindowLimits,
     /// The keys by which others name it.
     names: RwLock<Vec<String>>,
-    /// One for each root, so that nobody is in the way of others.
+    /// One window for each root, so that no root gets in the way of others.
     windows: Mutex<HashMap<[u8; 32], ReplayWindow>>,
 }
 
 impl EnvelopeSigner {
-    /// Speaks with this key, and is spoken to by these names: keys as hex digits.
+    /// Makes a signer with this key, addressed by these names: keys as hex digits.
     #[must_use]
     pub fn new(sealer: Sealer, names: Vec<String>) -> Arc<Self> {
         Self::with_replay_limits(sealer, names, ReplayWindowLimits::default())
     }
 
-    /// Makes a signer with a memory of another size: a small one where anybody may speak.
+    /// Makes a signer with other limits: small ones where anybody may send.
     #[must_use]
     pub fn with_replay_limits(sealer: Sealer, names: Vec<String>, memory: ReplayWindowLimits) -> Arc<Self> {
         let names = RwLock::new(names);
@@ -85,8 +85,8 @@ impl EnvelopeSigner {
         self.sealer().root()
     }
 
-    /// Says what it says from now on with another key, or another certificate. When that has another root, it is named by
-    /// that and no more by the one before; conversations with those who listen to that one are for the caller to end.
+    /// Signs with another key or another certificate from now on. When the root differs, the signer is addressed by the new root and
+    /// not by the old one any more; ending conversations with peers that know the old root is up to the caller.
     pub fn renew(&self, sealer: Sealer) {
         let mut current = self.sealer.write().unwrap_or_else(PoisonError::into_inner);
         let (old, new) = (current.root(), sealer.root());
@@ -103,7 +103,7 @@ impl EnvelopeSigner {
         self.sealer.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Is spoken to by this name as well.
+    /// Accepts envelopes that are addressed to this name as well.
     pub fn add_name(&self, name: String) {
         let mut names = self.names.write().unwrap_or_else(PoisonError::into_inner);
         if !names.contains(&name) {
@@ -137,17 +137,17 @@ impl EnvelopeSigner {
     }
 }
 
-/// Told of everything that is refused.
+/// Callback for every refusal.
 pub type OnRefusal = Arc<dyn Fn(&Refusal) + Send + Sync>;
 
-/// Check whether the sender of an envelope comes after the root that is listened to.
+/// Check whether the signer of an envelope succeeds the root that the conversation is with.
 pub type SuccessorCheck = Arc<dyn Fn(&VerifyingKey, &OpenedEnvelope) -> bool + Send + Sync>;
 
-/// A conversation with one other side: whoever speaks first in it, or who it was begun with, is who is listened to.
+/// Conversation with one peer: the one that was given at the start, or else the first that sends a valid envelope.
 pub struct Conversation {
     signer: Arc<EnvelopeSigner>,
     them: Mutex<ConversationPeer>,
-    /// The certificate that they showed last: it comes with everything that they say.
+    /// The certificate that the peer showed last: it comes with every envelope.
     shown: Mutex<Option<VerifiedCertificate>>,
     on_refusal: OnRefusal,
     successor_check: Option<SuccessorCheck>,
@@ -156,45 +156,45 @@ pub struct Conversation {
 
 #[derive(Debug, Clone, Default)]
 struct ConversationPeer {
-    /// By what name they are spoken to.
+    /// The name that envelopes to the peer are addressed to.
     name: Option<String>,
-    /// The key that stands for them.
+    /// The key that stands for the peer.
     root: Option<VerifyingKey>,
-    /// When they were heard last.
+    /// When the peer's last envelope was accepted.
     heard: Option<Timestamp>,
-    /// True when no other root is listened to, whatever happens.
+    /// True when no other root is accepted, whatever happens.
     fixed: bool,
 }
 
 impl Conversation {
-    /// With whoever speaks first.
+    /// Makes a conversation with the first peer that sends a valid envelope.
     #[must_use]
-    pub fn new(voice: Arc<EnvelopeSigner>, on_refusal: OnRefusal) -> Self {
+    pub fn new(signer: Arc<EnvelopeSigner>, on_refusal: OnRefusal) -> Self {
         let (them, shown) = (Mutex::default(), Mutex::default());
-        Self { signer: voice, them, shown, on_refusal, successor_check: None, proof: SenderProof::Signature }
+        Self { signer, them, shown, on_refusal, successor_check: None, proof: SenderProof::Signature }
     }
 
-    /// Between two parts of one program, over a way that nobody else is on: nothing is signed, and no signature is asked
-    /// for. All else stays.
+    /// Sets it up for two parts of one program, over a channel that no other program can reach: envelopes are not signed, and none needs a
+    /// signature. All other checks stay.
     #[must_use]
     pub fn in_process(self) -> Self {
         Self { proof: SenderProof::Transport, ..self }
     }
 
-    /// Ends when somebody speaks who comes after the root that is listened to: whoever says more begins a new one.
+    /// Ends the conversation when a successor of its root sends an envelope; further envelopes begin a new conversation.
     #[must_use]
-    pub fn with_successors(self, heirs: SuccessorCheck) -> Self {
-        Self { successor_check: Some(heirs), ..self }
+    pub fn with_successors(self, check: SuccessorCheck) -> Self {
+        Self { successor_check: Some(check), ..self }
     }
 
-    /// Speaks to this name from the beginning: a key as hex digits.
+    /// Addresses envelopes to this name from the beginning: a key as hex digits.
     #[must_use]
     pub fn with_name(self, name: String) -> Self {
         self.them().name = Some(name);
         self
     }
 
-    /// Listens to this root alone.
+    /// Accepts envelopes of this root alone.
     #[must_use]
     pub fn with_root(self, root: VerifyingKey) -> Self {
         {
@@ -204,23 +204,23 @@ impl Conversation {
         self
     }
 
-    /// The key that stands for the other side; none before it has said anything.
+    /// The key that stands for the peer; none before its first envelope.
     #[must_use]
     pub fn root(&self) -> Option<VerifyingKey> {
         self.them().root
     }
 
-    /// Says something.
+    /// Wraps a body into an envelope for the peer.
     ///
     /// # Errors
-    /// [`Refusal::Malformed`] when it is no JSON, or nobody is known to whom it could be said.
+    /// [`Refusal::Malformed`] when the body is no JSON, or the peer is not known yet.
     pub fn sign(&self, body: &[u8], now: Timestamp) -> Result<Envelope, Refusal> {
         let name = self.them().name.clone();
-        let name = name.ok_or_else(|| Refusal::Malformed("nobody has spoken here yet".to_owned()))?;
+        let name = name.ok_or_else(|| Refusal::Malformed("no envelope was received yet".to_owned()))?;
         self.signer.sealer().seal_by(self.proof, &name, body, now, LIFETIME)
     }
 
-    /// Hears something.
+    /// Checks an envelope from the peer and returns its body.
     ///
     /// # Errors
     /// Any [`Refusal`].
@@ -231,7 +231,7 @@ impl Conversation {
             statement::open_with_cached(self.proof, envelope, &names, now, &mut shown)?
         };
         let mut them = self.them();
-        // Nobody is held to a guess.
+        // A root that has not sent anything yet is only a guess, unless it was given as fixed.
         let known = them.root.filter(|_| them.fixed || them.heard.is_some());
         if let Some(known) = known.filter(|known| *known != heard.root) {
             return Err(Refusal::OtherSigner {
@@ -239,7 +239,7 @@ impl Conversation {
                 known: known.to_string(),
                 gone: !them.fixed
                     && (them.heard.is_some_and(|last| now.since(last) >= LIFETIME)
-                        || self.successor_check.as_ref().is_some_and(|heirs| heirs(&known, &heard))),
+                        || self.successor_check.as_ref().is_some_and(|check| check(&known, &heard))),
             });
         }
         self.signer.admit(&heard, now)?;
@@ -259,9 +259,9 @@ impl Conversation {
     ) -> Result<Bytes, RejectedPayload> {
         let refused = |refusal: Refusal, body| {
             (self.on_refusal)(&refusal);
-            // Where somebody else has taken the place of whoever spoke here, a new conversation begins.
+            // When a successor has replaced the peer of this conversation, a new conversation begins.
             let over = matches!(refusal, Refusal::OtherSigner { gone: true, .. });
-            // Keys, certificates and clocks are put in order by people; what was said is still wanted then.
+            // Not final: keys, certificates and clocks get fixed by people, and the request is still wanted then.
             let error = JsonRpcError::refused(refusal.code(), false, refusal.to_string());
             RejectedPayload { error, body, over }
         };
@@ -286,10 +286,10 @@ impl std::fmt::Debug for Conversation {
 /// On a bus envelopes travel as JSON, within one program as they are.
 impl Guard for Conversation {
     fn seal(&self, payload: Bytes) -> Result<Bytes, String> {
-        let said = self.sign(&payload, Timestamp::now()).map_err(|refusal| refusal.to_string())?;
+        let envelope = self.sign(&payload, Timestamp::now()).map_err(|refusal| refusal.to_string())?;
         Ok(match self.proof {
-            SenderProof::Signature => said.to_json(),
-            SenderProof::Transport => said.to_bare(),
+            SenderProof::Signature => envelope.to_json(),
+            SenderProof::Transport => envelope.to_bare(),
         })
     }
 

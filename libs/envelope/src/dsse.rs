@@ -1,7 +1,7 @@
 //! Signatures over exact bytes: Dead Simple Signing Envelope 1.0.
 //!
-//! What is signed is not the JSON around the bytes, but the bytes with their type before them, so that nothing has to be
-//! written in one canonical way, and nothing that was signed as one thing can be shown as another.
+//! The signature is not over the JSON around the bytes, but over the bytes with their type before them. So nothing needs a
+//! canonical form, and nothing that was signed as one type can be presented as another.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -87,7 +87,7 @@ impl Envelope {
     /// From its parts, as a stream carries them.
     ///
     /// # Errors
-    /// [`Refusal::Malformed`] when it has no signature, or several: one is what is asked for.
+    /// [`Refusal::Malformed`] when it has no signature, or several: exactly one is required.
     pub fn from_parts(
         payload_type: String,
         payload: Bytes,
@@ -117,7 +117,7 @@ impl Envelope {
     /// Reads JSON.
     ///
     /// # Errors
-    /// [`Refusal::Malformed`], also when it has no signature, or several: one is what is asked for.
+    /// [`Refusal::Malformed`], also when it has no signature, or several: exactly one is required.
     pub fn from_json(json: &[u8]) -> Result<Self, Refusal> {
         let text: EnvelopeText = object(json)?;
         let decode = |text: &str| STANDARD.decode(text).map(Bytes::from).map_err(Refusal::malformed);

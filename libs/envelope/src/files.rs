@@ -92,7 +92,7 @@ impl SigningFiles {
         };
         let root = dir.join(ROOT_KEY_FILE);
         if files.certificate.exists() && !root.exists() {
-            // Another root would be another coordinator.
+            // A new root would be a new coordinator.
             return Err(SigningFilesError::RootMissing { path: root });
         }
         let root = SigningKey::load_or_make(&root)?;
@@ -147,12 +147,12 @@ pub fn read_root_key(dir: &Path) -> Result<VerifyingKey, SigningFilesError> {
 }
 
 impl NewRoot {
-    /// Makes another root for the coordinator whose root is in `dir`: signs that with the old one, then puts the new one into its
-    /// place. Where it breaks off, the next one goes on with the same key. Certificates have to be issued anew.
+    /// Makes another root for the coordinator whose root is in `dir`: signs the change with the old root, then puts the new one into
+    /// its place. After an interruption the next call goes on with the same new key. Certificates have to be issued again.
     ///
     /// # Errors
-    /// [`SigningFilesError::NoRoot`], [`SigningFilesError::Key`], [`SigningFilesError::File`], [`SigningFilesError::Changes`] when those that are there do not
-    /// lead to the old root.
+    /// [`SigningFilesError::NoRoot`], [`SigningFilesError::Key`], [`SigningFilesError::File`], [`SigningFilesError::Changes`] when
+    /// those that are there do not lead to the old root.
     pub fn make(dir: &Path) -> Result<Self, SigningFilesError> {
         let [new_key, next, changes] =
             [ROOT_KEY_FILE, NEXT_ROOT_KEY_FILE, ROOT_CHANGE_FILE].map(|name| dir.join(name));
@@ -170,7 +170,7 @@ impl NewRoot {
         };
         if leads_to(&known)? != Some(new.verifying_key()) {
             known.push(RootChange::announce(&old, &new));
-            // The oldest go: whoever was away for that long has to be told by its operator.
+            // The oldest go: the operator of a supervisor that was away for that long has to enter the new root.
             known.drain(..known.len().saturating_sub(CHANGES_MAX));
             leads_to(&known)?;
             let lines = known.iter().flat_map(|change| [change.to_json(), "\n".into()]);

@@ -5,15 +5,15 @@
 //! - [`root_rotation`]: how a coordinator came from one root to the next ones;
 //! - [`statement`]: what is signed around a payload: for whom it is, which one it is, how long it holds;
 //! - [`certificate`]: a coordinator's root vouches for its gateways, and for the root after it;
-//! - [`replay`]: what was heard already is not heard again;
-//! - [`conversation`]: two sides that speak to each other;
+//! - [`replay`]: envelopes that were received before are refused;
+//! - [`conversation`]: two peers that exchange envelopes;
 //! - [`files`]: keys and certificates in files.
 //!
-//! Nothing here waits or opens a connection.
+//! This crate neither waits nor opens a connection.
 //!
 //! A coordinator has a root key, which is kept apart and is its identity. Each gateway signs with a key of its own and
-//! shows the root's certificate for it with everything that it says, so that whoever hears it needs nothing but the
-//! root. A supervisor has one key, and signs with that.
+//! sends the root's certificate for it with every envelope, so that a receiver needs to know nothing but the root.
+//! A supervisor has one key, and signs with that.
 
 pub mod actor;
 pub mod certificate;
@@ -34,65 +34,65 @@ pub use replay::ReplayWindow;
 pub use root_rotation::RootChain;
 pub use statement::{OpenedEnvelope, Sealer, open_envelope};
 
-/// Why something signed is not taken. The names are counted, and told to who said it.
+/// Why something signed is refused. The names are counted, and reported to the sender.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// The text is no envelope, or does not have the required form.
-    #[error("it is no envelope: {0}")]
+    #[error("not a valid envelope: {0}")]
     Malformed(String),
     /// The signature is over a payload of another type.
-    #[error("`{0}` was signed, which is something else")]
+    #[error("the signed payload is of the unexpected type `{0}`")]
     OtherType(String),
     /// The signature does not fit.
-    #[error("the signature does not fit what is signed")]
+    #[error("the signature does not match the signed content")]
     BadSignature,
     /// The key that signed has no root that vouches for it now.
-    #[error("the certificate of the key that signed it does not hold: {0}")]
+    #[error("the certificate of the signing key is not valid: {0}")]
     BadCertificate(&'static str),
     /// The envelope is for another destination.
-    #[error("it is for {to}, not for {own}")]
+    #[error("the envelope is addressed to {to}, not to {own}")]
     WrongDestination {
         /// Destination that the envelope names.
         to: String,
         /// Names of the receiver.
         own: String,
     },
-    /// The signer is not the one that is listened to here.
-    #[error("{signer} has signed it, and {known} is listened to here")]
+    /// The signer is not the one that this conversation is with.
+    #[error("it is signed by {signer}, but only {known} is accepted here")]
     OtherSigner {
-        /// The root behind what was said.
+        /// The root behind the envelope.
         signer: String,
         /// The root that is known.
         known: String,
-        /// True when that root was not heard for as long as anything holds, or the other one comes after it.
+        /// True when the known root was silent for as long as any envelope holds, or the other root succeeds it.
         gone: bool,
     },
-    /// The signer is not the actor that the statement is said to be of.
-    #[error("{signer} has signed it, and {claimed} is who it is said to be of")]
+    /// The signer is not the actor that the statement claims.
+    #[error("it is signed by {signer}, but claims to be from {claimed}")]
     OtherActor {
         /// The key that signed.
         signer: String,
-        /// The key of whom it is said to be.
+        /// The key of the claimed actor.
         claimed: String,
     },
-    /// The signature is over other content than is here.
-    #[error("another `{0}` was signed than is here")]
+    /// The signature is over content that differs from the content here.
+    #[error("`{0}` differs from what was signed")]
     OtherContent(String),
     /// The envelope's time is over.
-    #[error("it held until {}", .0.rfc3339())]
+    #[error("it expired at {}", .0.rfc3339())]
     Expired(model::Timestamp),
-    /// The envelope is of a time that has not come, or is to hold longer than anything may.
-    #[error("it claims times that cannot be: look at the clocks of both machines")]
+    /// The envelope is dated in the future, or is to hold longer than any may.
+    #[error("its validity times are impossible: check the clocks of both machines")]
     BadTimes,
-    /// The envelope was heard before.
-    #[error("it was heard before")]
+    /// The envelope was received before.
+    #[error("it was already received")]
     Replayed,
-    /// So much was heard that no more can be told apart from what comes again.
-    #[error("too much is being said at once")]
+    /// The replay window is full: further envelopes could not be told apart from repetitions.
+    #[error("too many envelopes were received in a short time: try again later")]
     TooMuch,
 }
 
-/// Characters of what is told of something that cannot be read: readers repeat what stands there, however long it is.
+/// Longest error text about something that cannot be read, in characters: parsers quote their input, however long it is.
 const WHY_CHARS_MAX: usize = 300;
 
 impl Refusal {
@@ -118,8 +118,8 @@ impl Refusal {
         }
     }
 
-    /// Returns true for a refusal that is reported to the sender. Not for what anybody may send, and not for a repetition:
-    /// that would be an answer to what was answered.
+    /// Returns true for a refusal that is reported to the sender. Refusals that anybody can cause are not reported, nor are
+    /// repetitions: the first copy was answered.
     #[must_use]
     pub const fn is_reported(&self) -> bool {
         matches!(
@@ -133,12 +133,12 @@ impl Refusal {
     }
 }
 
-/// Cuts a text to the length that is told.
+/// Cuts a text to the length that is reported.
 fn cut(text: &str) -> String {
     text.chars().take(WHY_CHARS_MAX).collect()
 }
 
-/// Reads an object. A list, which would be taken for an object without names, is none: nobody else reads it so.
+/// Reads an object. A list is refused, though serde would read it as an object without names: other readers do not.
 fn object<'a, T: serde::Deserialize<'a>>(json: &'a [u8]) -> Result<T, Refusal> {
     if !json.trim_ascii_start().starts_with(b"{") {
         return Err(Refusal::malformed("an object is expected"));

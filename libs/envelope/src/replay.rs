@@ -1,4 +1,4 @@
-//! Window of envelopes that were heard already.
+//! Window of envelopes that were already received.
 
 use std::collections::BTreeSet;
 
@@ -9,19 +9,19 @@ use crate::{OpenedEnvelope, Refusal};
 /// Root of an envelope, and its id.
 type ReplayKey = ([u8; 32], u128);
 
-/// Remembers what was heard for as long as it holds, up to a number of things.
+/// Remembers received envelopes for as long as they hold, up to a number of them.
 ///
-/// It lives in memory: what it protects has to be idempotent over restarts by itself, as jobs are by their keys and
-/// stops by their marks.
+/// The window is in memory only: the requests that it protects have to be idempotent across restarts on their own, as jobs are by
+/// their keys and stops by their marks.
 #[derive(Debug)]
 pub struct ReplayWindow {
-    /// In the order of their ends. Those are signed as well, so that what is said again is found under the same one.
+    /// Ordered by expiry. The expiry is signed as well, so that a repetition has the same key.
     heard: BTreeSet<(Timestamp, ReplayKey)>,
     capacity: usize,
 }
 
 impl ReplayWindow {
-    /// Remembers up to this many things.
+    /// Makes a window for this many envelopes.
     #[must_use]
     pub fn new(capacity: usize) -> Self {
         Self { heard: BTreeSet::new(), capacity }
@@ -33,18 +33,18 @@ impl ReplayWindow {
         self.holds_until().is_none_or(|until| until <= now)
     }
 
-    /// Until when something that it remembers holds; nothing while it remembers nothing.
+    /// When the last remembered envelope expires; none while the window is empty.
     #[must_use]
     pub fn holds_until(&self) -> Option<Timestamp> {
         self.heard.last().map(|(over, _)| *over)
     }
 
-    /// Forgets what is over first.
+    /// Forgets the envelope that expires first.
     pub fn evict_oldest(&mut self) {
         self.heard.pop_first();
     }
 
-    /// Lets something through that was not heard before.
+    /// Admits an envelope that was not received before.
     ///
     /// # Errors
     /// [`Refusal::Replayed`]; [`Refusal::TooMuch`] when no more can be remembered, which passes.
@@ -52,14 +52,14 @@ impl ReplayWindow {
         while self.heard.first().is_some_and(|(over, _)| *over <= now) {
             self.heard.pop_first();
         }
-        let said = (heard.expires, (*heard.signer.as_bytes(), heard.id.bits()));
-        if self.heard.contains(&said) {
+        let key = (heard.expires, (*heard.signer.as_bytes(), heard.id.bits()));
+        if self.heard.contains(&key) {
             return Err(Refusal::Replayed);
         }
         if self.heard.len() >= self.capacity {
             return Err(Refusal::TooMuch);
         }
-        self.heard.insert(said);
+        self.heard.insert(key);
         Ok(())
     }
 }

@@ -1,4 +1,4 @@
-//! Statement that is signed around a payload, and the conditions for it to be heard.
+//! Statement that is signed around a payload, and the conditions under which it is accepted.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::{Envelope, GatewayCertificate, Refusal, object};
 
 /// Payload type of an envelope with a statement.
 pub const PAYLOAD_TYPE: &str = "application/vnd.mycora.rpc+json";
-/// How long anything said may hold.
+/// Longest time for which a statement may hold.
 pub const LIFETIME_MAX: Duration = Duration::from_secs(600);
 /// By how much the clocks of two machines may differ.
 pub const SKEW: Duration = mycelium::CLOCK_SKEW;
@@ -22,13 +22,13 @@ pub const SKEW: Duration = mycelium::CLOCK_SKEW;
 /// Statement that is signed.
 #[derive(Serialize, Deserialize)]
 struct EnvelopeStatement<'a> {
-    /// A key of whom it is for, as its hex digits: of its node, or the one that it signs with.
+    /// The receiver's key, as its hex digits: of its node, or the one that it signs with.
     to: String,
     /// Id of the statement.
     id: String,
-    /// When it was said, in milliseconds since 1970.
+    /// When the statement was made, in milliseconds since 1970.
     issued: u64,
-    /// Until when it holds, the same.
+    /// Until when the statement holds, in milliseconds since 1970.
     expires: u64,
     /// The certificate of the key that signs, where that is not its own root: an envelope as JSON.
     #[serde(default, skip_serializing_if = "Option::is_none", borrow)]
@@ -44,11 +44,11 @@ pub(crate) enum SenderProof {
     /// A signature.
     #[default]
     Signature,
-    /// The way that it comes: both sides are one program.
+    /// The channel that the envelope comes over: both sides are one program.
     Transport,
 }
 
-/// Says things with one key.
+/// Makes envelopes with one key.
 #[derive(Debug, Clone)]
 pub struct Sealer {
     key: SigningKey,
@@ -77,7 +77,7 @@ impl Sealer {
         Ok(Self { key, root, certificate: Some(certificate) })
     }
 
-    /// The key that stands for whoever speaks: the root behind the key that signs, or that key.
+    /// The key that stands for the sender: the root behind the signing key, or the signing key itself.
     #[must_use]
     pub const fn root(&self) -> VerifyingKey {
         self.root
@@ -89,7 +89,7 @@ impl Sealer {
         self.key.verifying_key()
     }
 
-    /// Says `body`, which has to be JSON, to the holder of the key `to`. It holds for `lifetime`, at most
+    /// Seals `body`, which has to be JSON, for the holder of the key `to`. The envelope holds for `lifetime`, at most
     /// [`LIFETIME_MAX`].
     ///
     /// # Errors
@@ -130,23 +130,23 @@ impl Sealer {
     }
 }
 
-/// Something that was said, and by whom.
+/// Content of a checked envelope, and its sender.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OpenedEnvelope {
     /// The key that signed it.
     pub signer: VerifyingKey,
-    /// The key that stands for whoever said it: the root behind the signer, or the signer.
+    /// The key that stands for the sender: the root behind the signer, or the signer.
     pub root: VerifyingKey,
-    /// Which one it is.
+    /// Id of the statement.
     pub id: Uid,
     /// Until when it holds.
     pub expires: Timestamp,
-    /// The payload, exactly as it was said.
+    /// The payload, byte for byte as it was sealed.
     pub body: Bytes,
 }
 
-/// Opens what was said to whoever holds one of the keys in `own`. Whether it was heard before, and whether its root is one to listen to, is
-/// for the caller to find out.
+/// Opens an envelope that is addressed to one of the keys in `own`. The caller has to check whether it is a repetition, and
+/// whether its root is an accepted one.
 ///
 /// # Errors
 /// Any [`Refusal`] but [`Refusal::Replayed`] and [`Refusal::TooMuch`].
@@ -154,7 +154,7 @@ pub fn open_envelope(envelope: &Envelope, own: &[String], now: Timestamp) -> Res
     open_with_cached(SenderProof::Signature, envelope, own, now, &mut None)
 }
 
-/// Opens an envelope with the certificate that was shown last, which is mostly the one that is shown.
+/// Opens an envelope, with the last verified certificate as a cache: senders mostly show the same one again.
 pub(crate) fn open_with_cached(
     proof: SenderProof,
     envelope: &Envelope,
@@ -192,7 +192,7 @@ pub(crate) fn open_with_cached(
     Ok(OpenedEnvelope { signer, root, id, expires, body })
 }
 
-/// Returns the body of an envelope, whether or not it may be heard.
+/// Returns the body of an envelope, whether or not the envelope is acceptable.
 pub(crate) fn body(envelope: &Envelope) -> Option<Bytes> {
     let statement: EnvelopeStatement<'_> = object(&envelope.payload).ok()?;
     Some(Bytes::copy_from_slice(statement.body.get().as_bytes()))
@@ -275,7 +275,7 @@ mod tests {
         let refusal = open_envelope(&envelope, std::slice::from_ref(&own), NOW + MINUTE)
             .expect_err("its certificate is over");
         assert_eq!(refusal.code(), "BAD_CERTIFICATE");
-        // Somebody who has seen the certificate of another.
+        // A thief who has seen the certificate of another key.
         let thief = Sealer { key: SigningKey::generate(), ..gateway };
         let envelope = thief.seal(&own, b"{}", NOW, MINUTE).expect("JSON");
         assert_eq!(

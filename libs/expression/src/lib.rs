@@ -1,12 +1,10 @@
 //! Expressions that have an answer and do nothing else.
 //!
-//! The language is Rhai's expression mode, cut down to what has an answer
-//! without doing anything: values, operators and a few questions about texts.
-//! The tree of an expression is checked before anything is evaluated, so that
-//! what could loop, allocate or reach out is refused when it is read.
+//! The language is Rhai's expression mode, reduced to what has a value and no side effects: values, operators and a few
+//! functions on texts. The tree of an expression is checked before anything is evaluated, so an expression that could loop,
+//! allocate or reach out is refused when it is read.
 //!
-//! What its variables are is for its user to say ([`Variables`]), and which
-//! functions there are is for its [`Language`].
+//! The caller defines the variables ([`Variables`]), and the [`Language`] the functions.
 
 mod check;
 mod language;
@@ -78,15 +76,15 @@ pub trait Variables {
     /// Why an expression is refused.
     type Error: From<ExpressionError>;
 
-    /// A variable with the names behind it: `results.a["k"].len()` has `results`, `a` and `k`. Gives how many of these names are
-    /// a part of it; none may stand behind those.
+    /// Resolves a variable with the names behind it: `results.a["k"].len()` has `results`, `a` and `k`. Returns how many of
+    /// these names belong to the variable; no others may follow them.
     ///
     /// # Errors
     /// There is no such variable, or it is no value by itself.
     fn refer(&mut self, variable: &str, names: &[&str]) -> Result<usize, Self::Error>;
 }
 
-/// Reads and evaluates expressions within a budget. It keeps nothing between two of them.
+/// Reads and evaluates expressions within a budget. Keeps no state between two of them.
 #[derive(Debug)]
 pub struct Expressions {
     engine: Engine,
@@ -107,9 +105,9 @@ impl Expressions {
         LogicPackage::new().register_into_engine(&mut engine);
         operand::register(&mut engine);
         language.register(&mut engine);
-        // The language's own answer to values of different kinds is `false`, without a word.
+        // With fast operators, Rhai would compare values of different kinds as `false`, without an error.
         engine.set_fast_operators(false);
-        // An expression has to stay as it was written until it was checked.
+        // The optimizer must not change an expression before it was checked.
         engine.set_optimization_level(OptimizationLevel::None);
         engine.set_max_operations(budget.operations);
         engine.set_max_expr_depths(budget.depth, budget.depth);

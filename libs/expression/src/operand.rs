@@ -47,7 +47,7 @@ impl Operand {
         if value.is_unit() {
             return OperandValue::Nothing;
         }
-        // A character is a text of one.
+        // A character is a text of length one.
         OperandValue::Text(value.to_string())
     }
 
@@ -136,8 +136,8 @@ fn kind(value: &Dynamic) -> &'static str {
     }
 }
 
-/// Operators and functions that every language has; `in` is `contains`. Beside a text, a number or a truth counts as
-/// the text it was given as; which of the two comes first has no answer.
+/// Operators and functions that every language has; `in` is `contains`. Compared with a text, a number or a boolean counts
+/// as the text it was given as; ordering the two is an error.
 pub(super) fn register(engine: &mut Engine) {
     beside_texts::<i64>(engine);
     beside_texts::<f64>(engine);
@@ -160,7 +160,7 @@ pub(super) fn register(engine: &mut Engine) {
         });
 }
 
-/// Comparisons of a text with what is none.
+/// Comparisons of a text with a value that is not a text.
 fn beside_texts<T: Variant + Clone + Into<Dynamic>>(engine: &mut Engine) {
     type Text = ImmutableString;
     type Answer = Result<bool, Box<EvalAltResult>>;

@@ -19,7 +19,7 @@ pub enum FileRoot {
     Embedded(&'static [(&'static str, &'static [u8])]),
 }
 
-/// Said of a file that a flow file names and that is not there.
+/// Hint in the message about a file that a flow file names but that does not exist.
 const RELATIVE: &str = "; paths are relative to the flow file";
 
 /// Why a file cannot be carried along.
@@ -46,7 +46,7 @@ pub enum FileError {
 }
 
 impl FileRoot {
-    /// Reads a file by the path that stands in the flow file.
+    /// Reads a file by its path in the flow file.
     pub(super) fn read(&self, path: &str) -> Result<Vec<u8>, FileError> {
         match self {
             Self::Directory(dir) => read_limited(&dir.join(path), RELATIVE),
@@ -87,8 +87,8 @@ pub struct Upload {
 
 #[derive(Debug, Clone)]
 enum UploadContent {
-    /// A path as it stands in the flow file. Read again when it is sent, so that
-    /// a flow with many large files needs no memory for all of them.
+    /// A path as written in the flow file. Read again when it is sent, so that a flow with many large files needs no memory
+    /// for all of them.
     Path(String),
     Text(String),
 }

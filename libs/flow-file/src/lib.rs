@@ -1,9 +1,7 @@
 //! Flow files: what people write, parsed into the request that submits it.
 //!
-//! Everything that is wrong is found at once and has a line and a column. The
-//! checks of meaning are those of the server, made here first: the request is
-//! parsed and planned as the scheduler will do it, and what is refused is led
-//! back to its place in the file.
+//! Every problem is found at once and has a line and a column. The server's semantic checks run here first: the request is
+//! parsed and planned as the scheduler will do it, and each violation is mapped back to its place in the file.
 
 mod files;
 mod key_hints;
@@ -92,7 +90,7 @@ impl FlowFileOrigin {
             Self::Flags(places) => Cow::Borrowed(places),
             Self::File { text, env } => {
                 let mut reader = FlowFileReader::new(files, SourceMap::recording());
-                // It was read before, so that there is a tree.
+                // The text was parsed before, so there is a tree.
                 if let Ok(tree) = yaml::parse(text, KIND) {
                     reader.flow(&tree);
                 }
@@ -165,11 +163,11 @@ impl FlowFile {
         let violations = check(&spec);
         if !violations.is_empty() {
             let places = origin.places(&files);
-            // There may be as many of both as the file has lines.
+            // Both lists may be as long as the file has lines.
             let mut known: HashSet<_> = problems.iter().map(|problem| problem.place).collect();
             for violation in violations.as_slice() {
                 let found = locate(&places, violation);
-                // What was read wrongly is often missed later as well; the first message is the better one.
+                // A value that was read wrongly is often reported as missing later; the first message is the better one.
                 if found.place.is_none() || known.insert(found.place) {
                     problems.push(found);
                 }
@@ -214,7 +212,7 @@ impl FlowFile {
         Ok(Self { spec, context: None, uploads: uploads.into_list(), files, name, origin })
     }
 
-    /// Returns warnings: parts in good form that will hardly do what was meant. `None` when there are none.
+    /// Returns warnings: parts that are well formed but unlikely to do what their author meant. `None` when there are none.
     #[must_use]
     pub fn warnings(&self) -> Option<Problems> {
         let Self { spec, uploads, files, origin, .. } = self;
@@ -228,7 +226,8 @@ impl FlowFile {
         self.spec.encoded_len() <= SUBMIT_BYTES_MAX
     }
 
-    /// Says the same of every job that is kept at the coordinator, at its place in the file: nothing where there is none.
+    /// Reports `description` for every job that is kept at the coordinator, at its place in the file; `None` when there is
+    /// no such job.
     #[must_use]
     pub fn created_job_problems(&self, description: &str) -> Option<Problems> {
         let kept = self.spec.nodes.iter().enumerate().filter(|(_, node)| is_kept(node));
@@ -249,15 +248,15 @@ impl FlowFile {
     }
 }
 
-/// Says it at the place of its field.
+/// Places a violation at the position of its field.
 fn locate(places: &SourceMap, violation: &Violation) -> Problem {
     places.locate(&violation.field, &violation.description)
 }
 
-/// Checks ahead what the server will check.
+/// Runs the server's checks in advance.
 fn check(spec: &v1::FlowSpec) -> Violations {
     let mut spec = spec.clone();
-    // What kept jobs say is known there only.
+    // Only the coordinator knows the content of kept jobs.
     spec.nodes.iter_mut().filter(|node| is_kept(node)).for_each(stand_in);
     flow::check_request(flow_spec::from_wire(spec, "flow"), "flow").err().unwrap_or_default()
 }

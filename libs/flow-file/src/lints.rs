@@ -1,4 +1,5 @@
-//! Warnings about parts of a flow file that are well formed and will hardly do what was meant. They refuse nothing.
+//! Warnings about parts of a flow file that are well formed but unlikely to do what their author meant. Warnings refuse
+//! nothing.
 
 use std::collections::HashMap;
 
@@ -11,7 +12,7 @@ use super::files::{FileRoot, Upload};
 /// Variables that programs read without being named in any script.
 const READ_BY_PROGRAMS: &[&str] =
     &["HOME", "LANG", "LANGUAGE", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER"];
-/// Beginnings of such names.
+/// Prefixes of such names.
 const READ_BY_PROGRAMS_FROM: &[&str] = &["LC_", "LD_", "GIT_", "PYTHON", "RUST", "SSL_", "SOURCE_DATE_"];
 /// Variables that the interpreter of a python job is started with in any case, or still reads itself.
 const PYTHON_AS_MEANT: &[&str] =
@@ -81,10 +82,10 @@ impl<'a> FlowFileLinter<'a> {
         in_script.into_iter().chain(in_names).collect()
     }
 
-    /// Says why a variable that the command line sets reaches no script.
+    /// Explains why a variable that the command line sets reaches no script.
     fn unread(&self, name: &str, field: &str) -> Option<Violation> {
         let jobs: Vec<_> = self.spec.nodes.iter().map(|node| node.job.as_ref()).collect();
-        // A kept job reads what only the coordinator knows.
+        // Only the coordinator knows which variables a kept job reads.
         if is_read_by_programs(name) || jobs.iter().any(Option::is_none) {
             return None;
         }
@@ -109,7 +110,7 @@ impl<'a> FlowFileLinter<'a> {
         if self.script(job).is_none_or(|script| has_word(script.as_bytes(), name)) {
             return true;
         }
-        // One that cannot be read any more is told when it is sent.
+        // A file that can no longer be read is reported when it is sent.
         let bytes = |blob: &v1::BlobRef| self.uploads.get(&blob.sha256)?.bytes(self.files).ok();
         job.files.values().any(|blob| bytes(blob).is_none_or(|bytes| has_word(&bytes, name)))
     }
@@ -152,7 +153,7 @@ fn is_read_by_programs(name: &str) -> bool {
         || name.to_ascii_lowercase().ends_with("_proxy")
 }
 
-/// Returns whether a name stands in a text as a word of its own.
+/// Returns whether a name occurs in a text as a separate word.
 fn has_word(text: &[u8], name: &str) -> bool {
     let is_word = |byte: &u8| byte.is_ascii_alphanumeric() || *byte == b'_';
     let mut words = text.split(|byte| !is_word(byte));

@@ -1,5 +1,5 @@
-//! From the tree to the request. Notes everything that is wrong and goes on
-//! with something harmless, so that the later checks find only what is theirs.
+//! Conversion of the tree to the request. The reader notes every problem and continues with a harmless value, so that later
+//! checks report only their own findings.
 
 mod created_job;
 
@@ -184,7 +184,7 @@ impl FlowFileReader<'_> {
     fn prerequisites(&mut self, fields: &YamlFields<'_>, at: FlowFieldPath<'_>) -> Vec<String> {
         let Some(entry) = fields.get("prerequisites") else { return Vec::new() };
         if let YamlValue::List(items) = &entry.value.value {
-            // `signal: go` is a mapping to YAML; `signal:go` is what was meant.
+            // YAML reads `signal: go` as a mapping; the author meant `signal:go`.
             let spaced = items.iter().find_map(|item| match &item.value {
                 YamlValue::Map(entries) => Some((item.place, entries.first()?)),
                 _ => None,
@@ -327,7 +327,7 @@ impl FlowFileReader<'_> {
             env_vars: self.texts(fields.get("env").copied(), at, "env", "env_vars"),
             files,
             outputs,
-            // Whoever submits it signs it, or nobody.
+            // The submitter signs the job, if it is signed at all.
             signature: String::new(),
         }
     }

@@ -25,7 +25,7 @@ const BUDGET: ExpressionBudget = ExpressionBudget {
     operations: WHEN_OPERATIONS_MAX,
 };
 
-/// One for all: it keeps nothing between two evaluations.
+/// Shared by all conditions: evaluations keep no state.
 static EXPRESSIONS: LazyLock<Expressions> = LazyLock::new(|| Expressions::new(Language::CONDITIONS, &BUDGET));
 
 /// Why a text is no [`Condition`].
@@ -89,7 +89,7 @@ pub struct Condition {
 }
 
 impl Condition {
-    /// Parses and checks an expression. That the nodes it names come before is for the plan to check.
+    /// Parses and checks an expression. The plan checks that the nodes it names come before.
     ///
     /// # Errors
     /// The first thing that is wrong with it.

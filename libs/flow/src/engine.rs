@@ -1,22 +1,19 @@
 //! A running flow.
 //!
-//! [`Engine::step`] takes what happened, changes the nodes, and gives what has
-//! to be stored and sent. It does nothing by itself: the time, the places
-//! where jobs can run and the jitter are arguments.
+//! [`Engine::step`] takes inputs, changes the nodes, and returns what to store and what to send. The engine does no I/O:
+//! the time, the runners where jobs can run and the jitter are arguments.
 //!
-//! What follows from a change (a join that becomes ready, a skip that
-//! travels, a cancel that reaches every node) is derived from the nodes' and
-//! the flow's stored state alone and in pieces of at most `budget` nodes.
-//! [`Engine::load`] finds again whatever was not derived yet, so that an
-//! owner that dies between two pieces loses nothing.
+//! Consequences of a change (a join that becomes ready, a skip that propagates, a cancellation that reaches every node) are
+//! derived from the stored state of the nodes and the flow alone, in pieces of at most `budget` nodes. [`Engine::load`]
+//! finds every consequence that was not derived yet, so an owner that dies between two pieces loses nothing.
 //!
-//! - `pass`: the order of a step's parts, and the only places where something changes;
-//! - `report`, `unstored`: what is said of attempts, also of those that the store does not know;
-//! - `expiry`, `timers`: times that have come, and when the next one comes;
-//! - `cancel`: one node, or everything that is left;
-//! - `derive`, `prerequisites`: what begins, waits or is skipped;
-//! - `rerun`: a flow that is run again;
-//! - `execution`: what travels to a supervisor.
+//! - `pass`: the order of a step's parts, and the only functions that change state;
+//! - `report`, `unstored_attempts`: reports on attempts, including attempts that the store does not know;
+//! - `expiry`, `timers`: expired timers, and when the next one is due;
+//! - `cancel`: cancels one node, or everything that has not ended;
+//! - `derive`, `prerequisites`: which nodes start, wait or are skipped;
+//! - `rerun`: resets the nodes of a flow that is run again;
+//! - `execution`: the JSON that a supervisor receives.
 
 mod cancel;
 mod derive;
@@ -245,8 +242,8 @@ impl Engine {
         Ok(Self::assemble(context, flow, plan, nodes, signals))
     }
 
-    /// Makes a flow that is not stored yet, checked as `plan`: its jobs are those of `nodes`, numbered from 1 on. Before anything of
-    /// it is told it has to get its own numbers by [`Engine::assign_ids`].
+    /// Makes a flow that is not stored yet, checked as `plan`: its jobs are those of `nodes`, numbered from 1 on. The flow
+    /// must get its own numbers from [`Engine::assign_ids`] before anything about it is published.
     #[must_use]
     pub fn unstored(flow: Flow, plan: Plan, nodes: Vec<StoredNode>) -> Self {
         Self::assemble(ContextUid(Uid::from_bits(0)), flow, plan, nodes, BTreeSet::new())
@@ -346,10 +343,9 @@ impl Engine {
 
     /// Takes up `inputs`, in their order, and what follows from them and from the time.
     ///
-    /// At most `budget` nodes (at least one) change; inputs that are not reached
-    /// stay in the queue. When [`FlowStepOutput::more`] says so, call again, with or
-    /// without further inputs, once this step is stored: each step's changes
-    /// build on those before it.
+    /// At most `budget` nodes (at least one) change; inputs beyond that stay in the queue. When [`FlowStepOutput::more`] is
+    /// set, call again, with or without further inputs, once this step is stored: the changes of each step build on those
+    /// of the steps before it.
     pub fn step(
         &mut self,
         now: Timestamp,
@@ -424,7 +420,7 @@ impl Engine {
         self.nodes[node.index()].message_key = Some(message_key);
     }
 
-    /// Returns true if a failure of this generation counts: an old one was kept on purpose.
+    /// Returns true if a failure of this generation counts. A rerun keeps failures of earlier generations on purpose.
     fn has_failed(&self) -> bool {
         let generation = self.flow.generation;
         self.failures > 0 && self.nodes.iter().any(|node| fails_flow(node) && node.generation == generation)
@@ -442,7 +438,7 @@ impl Engine {
         node.cancel_requested_time.is_some() || node.expired_time.is_some()
     }
 
-    /// When everything that is left has to end, by the flow's deadline and what was raised for it already.
+    /// When everything that has not ended must end, by the flow's deadline and the cause raised for it already.
     fn next_deadline(&self) -> Option<Timestamp> {
         let deadline = self.flow.deadline?;
         match self.cause {
@@ -483,7 +479,7 @@ impl Engine {
         match self.cause {
             None => false,
             Some(HaltCause::FailFast) => !self.is_spared(node),
-            // A job without dependencies has nothing to clean up after: it has no turn of its own after the deadline.
+            // A job without dependencies has nothing to clean up after, so it does not start after the deadline.
             Some(HaltCause::Deadline) => !self.is_spared(node) || self.nodes[node.index()].depends.is_empty(),
             Some(HaltCause::Overdue | HaltCause::FlowCancelled) => true,
         }
@@ -510,8 +506,8 @@ const fn is_in_flight(state: NodeState) -> bool {
     matches!(state, NodeState::Dispatched | NodeState::Running)
 }
 
-/// Returns true if a node's failure fails its flow. A deadline is the flow's, so that
-/// `allow_failure` does not excuse it.
+/// Returns true if a node's failure fails its flow. The deadline belongs to the flow, so `allow_failure` does not excuse
+/// missing it.
 fn fails_flow(node: &FlowNode) -> bool {
     let deadline = node.reason.as_ref().is_some_and(|reason| reason.code == ReasonCode::Deadline);
     node.state == NodeState::Failed && (!node.allow_failure || deadline)
@@ -519,6 +515,6 @@ fn fails_flow(node: &FlowNode) -> bool {
 
 /// How large a node's result is as JSON.
 fn size_of_result(node: &FlowNode) -> u32 {
-    // It is within its limit, which is far below.
+    // Results are within `RESULT_BYTES_MAX`, far below `u32::MAX`.
     u32::try_from(json_size::result(&node.result)).unwrap_or(u32::MAX)
 }

@@ -10,13 +10,13 @@ use petgraph::graph::DiGraph;
 /// A node's place in the graph: its position in the list that the graph was built from.
 pub use petgraph::graph::NodeIndex;
 
-/// At most so many violations are listed; a request with more gets one line that says so.
+/// Maximum number of listed violations; a request with more gets one line that says so.
 pub const VIOLATIONS_MAX: usize = 100;
-/// At most so many cycles are looked for in one graph.
+/// Maximum number of cycles searched for in one graph.
 const CYCLES_MAX: usize = 10;
-/// At most so many members of one cycle are named.
+/// Maximum number of named members of one cycle.
 const CYCLE_NAMES_MAX: usize = 50;
-/// For at most so many unknown names a near one is looked for: it compares with every name.
+/// Maximum number of unknown names for which a similar one is searched: each search compares with every name.
 const HINTS_MAX: usize = 8;
 /// A name that differs in more places than this is not near.
 const HINT_DISTANCE_MAX: usize = 2;
@@ -273,8 +273,8 @@ impl<'a> FlowGraphBuilder<'a> {
         graph
     }
 
-    /// Orders the nodes. What is left when no node is free to go contains the
-    /// cycles; one is named and taken out at a time, to find the next.
+    /// Orders the nodes. The nodes that are left when none is free contain the cycles; one cycle is reported and removed at
+    /// a time, to find the next.
     fn finish(self, violations: &mut Violations) -> Option<Graph> {
         let count = self.names.len();
         let edges = self.graph();

@@ -3,13 +3,12 @@
 //! - [`graph`]: nodes and what they depend on, checked as a whole.
 //! - [`template`]: `${{ … }}` in environment values, parsed and rendered.
 //! - [`condition`]: `when`, an expression over upstream results.
-//! - [`plan`]: graph, templates and conditions together: everything about a
-//!   flow that never changes while it runs, checked before it starts.
+//! - [`plan`]: graph, templates and conditions together: everything about a flow that never changes while it runs, checked
+//!   before the flow starts.
 //! - [`transition`]: the tables of legal state changes, of nodes and flows.
-//! - [`retry`]: whether a failed try is followed by another.
+//! - [`retry`]: decides whether another try follows a failed one.
 //! - [`rerun`]: which nodes of an ended flow are run again.
-//! - [`engine`]: a running flow; `step` takes what happened and gives what
-//!   has to be stored and sent.
+//! - [`engine`]: a running flow; `step` takes inputs and returns what to store and what to send.
 
 pub mod condition;
 pub mod engine;

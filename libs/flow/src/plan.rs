@@ -128,7 +128,7 @@ fn judge(env: &EnvVars, nodes: &[NodeDraft]) -> Violations {
 }
 
 impl Plan {
-    /// Checks a flow as it is asked for.
+    /// Checks a flow as requested.
     ///
     /// # Errors
     /// Everything that is wrong with it, with fields such as `nodes[3].depends[0]`.
@@ -208,7 +208,7 @@ impl Plan {
     }
 }
 
-/// The flow's variables reach every node, and no node comes before all.
+/// The flow's variables reach every node, and no single node comes before all others, so they cannot refer to results.
 fn check_flow_env(env: &EnvVars, violations: &mut Violations) {
     for (variable, value) in env {
         let field = format!("env_vars[{variable}]");
@@ -345,7 +345,7 @@ fn collect_conditions<'a>(
         let field = || ReferenceField::When.field(i);
         let when = match by_text.get(text) {
             Some(Some(when)) => Arc::clone(when),
-            // What is wrong with it is wrong wherever it stands, and is said of each node.
+            // Nodes that share an invalid condition share its violation, which is reported for each of them.
             Some(None) | None => {
                 let when = Condition::parse(text)
                     .map_err(|error| note(violations, field(), error))
@@ -405,8 +405,8 @@ fn check_ancestors(
     }
 }
 
-/// Own files and what the dependencies made are laid into one directory:
-/// every path may come from one place only, and none may be another's folder.
+/// Checks the files of each node: its own and those its dependencies make share one directory, so every path may come from
+/// one place only, and none may be a folder of another.
 fn check_files(graph: &Graph, items: &[PlanNode<'_>], violations: &mut Violations) {
     let mut from: HashMap<&str, Option<NodeIndex>> = HashMap::new();
     for (i, item) in items.iter().enumerate() {

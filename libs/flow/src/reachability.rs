@@ -18,10 +18,9 @@ pub(crate) struct AncestorQuery {
 
 /// The positions of those `queries` whose answer is no, ascending.
 ///
-/// Direct dependencies are answered from the edges. For the others, sets of
-/// up to 512 ancestors travel along the edges together, between the first
-/// ancestor and the last asking node only, so that references to what is a
-/// few steps away stay cheap in the largest graph.
+/// Direct dependencies are answered from the edges. For the others, sets of up to 512 ancestors travel along the edges
+/// together, only between the first ancestor and the last node in question, so references over a few steps stay cheap even
+/// in the largest graph.
 pub(crate) fn unreachable(graph: &Graph, queries: &[AncestorQuery]) -> Vec<usize> {
     let mut refused = Vec::new();
     let mut far = Vec::new();

@@ -29,9 +29,9 @@ pub fn restarted_nodes(
 
 /// Selects the nodes that are still to be reset for `generation`, which began with `rerun`.
 ///
-/// A node that was reset already stands for itself: what it was chosen for cannot be seen any more, but
-/// everything after it was chosen with it. So the answer follows from what is stored, wherever an owner
-/// died; and no node is chosen twice, since what was left out ended well or was not named.
+/// A node that was already reset counts as a seed: the reason why it was chosen is no longer visible, but everything after
+/// it was chosen with it. The result therefore depends on stored state only, wherever an owner died. No node is chosen
+/// twice, because the nodes that were left out ended well or were not named.
 pub(crate) fn pending_resets(
     graph: &Graph,
     nodes: &[FlowNode],
@@ -67,7 +67,7 @@ impl RerunSeeds {
     fn has(&self, node: &FlowNode) -> bool {
         match (self, node.state) {
             (Self::All, _) | (Self::Failed, NodeState::Failed | NodeState::Cancelled) => true,
-            // One that was skipped for another reason follows what is run again, or would be skipped again.
+            // A node skipped for another reason comes after a node that is run again, or would be skipped again.
             (Self::Failed, NodeState::Skipped) => {
                 node.reason.as_ref().is_some_and(|reason| reason.code == ReasonCode::UpstreamFailed)
             }

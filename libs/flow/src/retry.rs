@@ -47,7 +47,7 @@ pub struct AttemptFailure {
     pub reason: ReasonCode,
     /// The script's exit code, when there was one.
     pub exit_code: Option<i32>,
-    /// The instance vanished, whatever the attempt is closed for.
+    /// The instance vanished, whatever reason the attempt is closed with.
     pub died: bool,
 }
 
@@ -79,8 +79,8 @@ pub enum RetryVerdict {
     Quarantine,
 }
 
-/// Decides what follows an attempt that did not succeed, and counts it. `spent` is what was counted before it;
-/// `jitter` is drawn from 0.0..1.0.
+/// Decides what follows an attempt that did not succeed, and counts it. `spent` has the counts before it; `jitter` is
+/// drawn from 0.0..1.0.
 ///
 /// An attempt that was closed for a time limit counts as a failure, and as a death too when its instance vanished:
 /// otherwise a short limit would hide every death from the quarantine.
@@ -120,8 +120,8 @@ pub fn after(
     (verdict, counted)
 }
 
-/// Says how much of the budget for losses a lost attempt has used up, and what follows: `spent` includes it. Nothing of
-/// an attempt that was not lost.
+/// Describes how much of the budget for losses a lost attempt has used up, and what follows: `spent` includes it. Returns
+/// `None` for an attempt that was not lost.
 #[must_use]
 pub fn describe(policy: &NodePolicy, spent: RetryCounters, setback: AttemptFailure) -> Option<String> {
     setback.lost_with()?;
@@ -144,9 +144,8 @@ pub fn describe(policy: &NodePolicy, spent: RetryCounters, setback: AttemptFailu
     Some(text)
 }
 
-/// The wait after a refusal that does not count as a try; `refusals` are those
-/// before it. It does not follow the node's own back-off, which may be zero:
-/// a full queue would be asked without a pause.
+/// The wait after a refusal that does not count as a try; `refusals` are those before it. It ignores the node's own
+/// back-off, which may be zero: retries at a full queue would then never pause.
 #[must_use]
 pub fn after_refusal(refusals: u32, jitter: f64) -> Duration {
     BackoffPolicy::default().delay(refusals, jitter)

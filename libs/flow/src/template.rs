@@ -59,7 +59,7 @@ pub enum TemplateReference {
     Flow(FlowField),
 }
 
-/// Characters of a key that are shown: what a reference that cannot be filled in leaves behind is kept with its node.
+/// Characters of a key that are shown: a reference that cannot be filled in is part of the reason stored with its node.
 const KEY_SHOWN_CHARS_MAX: usize = 128;
 
 impl fmt::Display for TemplateReference {
@@ -111,7 +111,7 @@ enum TemplateSegment {
 }
 
 impl EnvTemplate {
-    /// Parses a value. One without `${{` is a text, whatever else it contains.
+    /// Parses a value. A value without `${{` is plain text, whatever else it contains.
     ///
     /// # Errors
     /// A reference is malformed.
@@ -145,7 +145,7 @@ impl EnvTemplate {
         })
     }
 
-    /// Puts in what `lookup` finds. Beyond `bytes_max` bytes it stops and gives `None`.
+    /// Inserts the values that `lookup` finds. Beyond `bytes_max` bytes it stops and returns `None`.
     ///
     /// # Errors
     /// What `lookup` gives for a reference without a value.
@@ -242,8 +242,8 @@ impl RenderError {
 
 /// Renders an attempt's environment from what it carries.
 ///
-/// A node in `inputs` completed, and a key that it did not give is an error.
-/// A node that is not there ended otherwise, and all its keys are empty.
+/// A node in `inputs` completed, and a key that it did not give is an error. A node that is missing there ended otherwise,
+/// and all its keys are empty.
 ///
 /// # Errors
 /// A key is missing or a limit passed.

@@ -9,7 +9,7 @@ use model::{FlowStatus, NodeState};
 pub enum NodeTransitionEvent {
     /// The node's dependencies are satisfied, its prerequisites met, its condition true.
     Release,
-    /// The node's condition is false, or its `run_if` says no.
+    /// The node's condition is false, or its `run_if` is not satisfied.
     Skip,
     /// The node cannot run: a condition or template failed, a prerequisite became
     /// impossible, a deadline passed, before it was sent anywhere.

@@ -13,7 +13,7 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 
 use crate::spiffe::{SpiffeError, SpiffeId, TrustDomain};
 
-/// Identity that a leaf certificate speaks for, and since when.
+/// Identity of a leaf certificate, and since when it is valid.
 ///
 /// Means nothing unless the chain was verified before.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -97,7 +97,7 @@ impl CertificateSummary {
         })
     }
 
-    /// The trust domain that an authority of ours speaks for; nothing for leaves, and for authorities of others.
+    /// The trust domain of one of our authorities; nothing for leaves, and for authorities of others.
     #[must_use]
     pub fn authority_of(&self) -> Option<TrustDomain> {
         match self.uris.as_slice() {
@@ -175,7 +175,7 @@ struct SubjectAltNames {
 
 impl SubjectAltNames {
     fn of(certificate: &X509Certificate<'_>) -> Result<Self, CertificateError> {
-        // Two such extensions are an error here, so that nobody can hide a second name.
+        // Two such extensions are an error here, so that a second name cannot be hidden.
         let extension =
             certificate.subject_alternative_name().map_err(|e| CertificateError::Der(e.to_string()))?;
         let mut names = Self::default();

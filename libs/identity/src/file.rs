@@ -21,7 +21,7 @@ pub(crate) fn write(path: &Path, text: &str, mode: u32) -> io::Result<()> {
     let draft = draft_beside(path);
     let written = write_draft(&draft, text, mode).and_then(|()| fs::rename(&draft, path));
     if written.is_err() {
-        // The first error is the one worth telling.
+        // The first error is the one to report.
         let _ = fs::remove_file(&draft);
     }
     written

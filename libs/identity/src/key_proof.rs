@@ -1,10 +1,10 @@
 //! Proof of possession of a key: shown by an actor that gives itself another one.
 //!
-//! An actor is known by its key, and a public key is public: an actor that could give itself another's key would be
+//! An actor is identified by its key, and public keys are public: an actor that could register another's key would be
 //! taken for that one. So the new key signs the id of the actor that it is to belong to.
 //!
-//! A proof has the form of a token ([`crate::token`]) of a type of its own, `key-proof+jwt`, with the claims of one: for
-//! which actor (`sub`), at which coordinator (`aud`), and for some minutes. It shows nobody who calls, and no token is a
+//! A proof has the form of a token ([`crate::token`]), with a type of its own, `key-proof+jwt`, and the claims of one: for
+//! which actor (`sub`), at which coordinator (`aud`), and for some minutes. A proof does not authenticate a call, and no token is a
 //! proof.
 
 use model::{ActorId, Timestamp};
@@ -35,7 +35,7 @@ pub fn check(
     if read.actor() != actor {
         return Err(KeyProofError::Actor(read.actor()));
     }
-    // Not in force yet; that is what is asked for.
+    // Not in force yet: the proof is what puts it in force.
     let new = ActorVerifyingKey { key, not_before: Timestamp::default(), revoked_at: None };
     match read.verify(&[new], now) {
         TokenVerdict::Good(_) => Ok(()),

@@ -29,7 +29,7 @@ pub const CA_CERTIFICATE_FILE: &str = "ca.pem";
 pub const CA_KEY_FILE: &str = "ca.key";
 /// How long a new authority lasts: ten years.
 pub const CA_VALIDITY: Duration = Duration::from_secs(3650 * DAY_SECS);
-/// How long a certificate lasts when nobody says: 90 days.
+/// How long a certificate lasts by default: 90 days.
 pub const LEAF_VALIDITY: Duration = Duration::from_secs(90 * DAY_SECS);
 
 const DAY_SECS: u64 = 24 * 3600;
@@ -123,7 +123,7 @@ impl Pki {
         Ok(Self { dir: dir.to_owned(), trust_domain, ca_pem, ca_not_after: summary.not_after, issuer })
     }
 
-    /// The trust domain that it speaks for.
+    /// The trust domain of the authority.
     #[must_use]
     pub const fn trust_domain(&self) -> &TrustDomain {
         &self.trust_domain
@@ -164,7 +164,7 @@ impl Pki {
     }
 
     /// Makes a certificate and writes it and its key beside the authority,
-    /// replacing what was issued to the same identity before.
+    /// replacing earlier files of the same identity.
     ///
     /// # Errors
     /// As [`Pki::sign`], and when the files cannot be written.
@@ -270,7 +270,7 @@ pub enum PkiError {
         /// The file.
         path: PathBuf,
     },
-    /// Others can read a key, or change what is relied upon.
+    /// Others can read a key, or change a file that is trusted.
     #[error("the certificate authority cannot be used")]
     Exposed(#[source] FileExposure),
     /// A private key cannot be understood.
@@ -307,8 +307,8 @@ impl From<FileExposure> for PkiError {
     }
 }
 
-/// Checks the directory and what is in it: keys are closed to others, and nothing can be changed by them. Entries
-/// that are neither certificates nor keys are somebody else's.
+/// Checks the directory and what is in it: keys are closed to others, and others can change nothing. Entries
+/// that are neither certificates nor keys are not ours, and are ignored.
 fn check_closed(dir: &Path) -> Result<(), PkiError> {
     exposure::check_trusted(dir)?;
     let Ok(entries) = std::fs::read_dir(dir) else { return Ok(()) };
@@ -329,8 +329,8 @@ fn sign_error(error: rcgen::Error) -> PkiError {
 
 fn ca_params(trust_domain: &TrustDomain, now: SystemTime) -> CertificateParams {
     let mut params = CertificateParams::default();
-    // Two authorities of one trust domain need different names: with equal ones, who trusts the wrong one
-    // is told of a bad signature instead of an unknown issuer.
+    // Two authorities of one trust domain need different names: with equal ones, a peer that trusts the wrong one
+    // would get "bad signature" instead of "unknown issuer".
     let number: u32 = rand::random();
     params.distinguished_name =
         distinguished_name(&format!("{trust_domain} certificate authority {number:08x}"));

@@ -46,7 +46,7 @@ impl SigningKey {
         let refused = |message: String| SigningKeyError::Read { path: path.to_owned(), message };
         let pem = std::fs::read(path).map(Zeroizing::new).map_err(|error| refused(error.to_string()))?;
         let key = Self::from_pem(&pem).map_err(|BadSigningKey(message)| refused(message))?;
-        // A file that is no key at all is told before.
+        // After parsing: a file that is no key at all is reported as that.
         exposure::check_secret(path).map_err(SigningKeyError::Exposed)?;
         Ok(key)
     }
@@ -70,7 +70,7 @@ impl SigningKey {
     pub fn load_or_make(path: &Path) -> Result<Self, SigningKeyError> {
         if !path.exists() {
             match Self::generate().write(path) {
-                // Somebody else was faster.
+                // Another process was faster.
                 Ok(()) | Err(SigningKeyError::Exists { .. }) => {}
                 Err(error) => return Err(error),
             }
@@ -144,7 +144,7 @@ impl VerifyingKey {
     }
 }
 
-/// Bytes that are no private key. Holds what the reader said, and nothing of the bytes.
+/// Bytes that are no private key. Holds the parser's message, and nothing of the bytes.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("no Ed25519 private key in PEM (PKCS#8): {0}")]
 pub struct BadSigningKey(String);

@@ -14,7 +14,7 @@ const TRUST_DOMAIN_CHARS_MAX: usize = 255;
 /// How much of a refused text an error repeats.
 const QUOTED_CHARS_MAX: usize = 120;
 
-/// The name that one certificate authority speaks for. Cheap to clone.
+/// Name of the domain that one certificate authority issues identities for. Cheap to clone.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TrustDomain(Arc<str>);
 
@@ -82,7 +82,7 @@ service_names! {
     Router = "router",
     /// Knows where jobs can run.
     RunnerRegistry = "runner-registry",
-    /// Speaks with other machines.
+    /// Exchanges messages with other machines.
     MyceliumGateway = "mycelium-gateway",
     /// Owns a machine's work queues.
     Supervisor = "supervisor",
@@ -199,7 +199,7 @@ pub enum SpiffeError {
     #[error("`{0}` is no trust domain: 1 to 255 characters of a-z 0-9 . - _")]
     TrustDomain(String),
     /// The path is of no known form.
-    #[error("`{0}` names nobody: expected service/<name>, actor/<id> or admin")]
+    #[error("`{0}` names no identity: expected service/<name>, actor/<id> or admin")]
     Path(String),
     /// There is no such service.
     #[error("`{0}` is no service of this suite")]

@@ -59,7 +59,7 @@ impl TryFrom<&model::actor::ActorKey> for ActorVerifyingKey {
 pub struct Token {
     actor: ActorId,
     id: String,
-    /// The thumbprint of the key that is said to have signed it.
+    /// The thumbprint of the key that the token names as its signer.
     key_id: Option<String>,
     issued_at: Timestamp,
     expires_at: Timestamp,
@@ -73,7 +73,7 @@ pub struct Token {
 pub(crate) enum TokenPurpose {
     /// To show who calls.
     Call,
-    /// To show that somebody has a key ([`crate::key_proof`]).
+    /// To prove possession of a key ([`crate::key_proof`]).
     KeyProof,
 }
 
@@ -146,10 +146,10 @@ impl Token {
         format!("{signed}.{signature}")
     }
 
-    /// Reads a token that was shown to a server of `ours`, and judges everything but the signature.
+    /// Reads a token that was shown to a server of `ours`, and checks everything but the signature.
     ///
     /// # Errors
-    /// When it has another form, is for somebody else, or is not in force at `now`.
+    /// When it has another form, is for another audience, or is not in force at `now`.
     pub fn read(text: &str, ours: &TrustDomain, now: Timestamp) -> Result<Self, TokenError> {
         Self::read_for(TokenPurpose::Call, text, ours, now)
     }
@@ -190,7 +190,7 @@ impl Token {
             return Err(TokenError::Id);
         }
         let (id, signed) = (claims.jti, signed.to_owned());
-        // One of another form is somebody's own, and names no key here.
+        // A `kid` of another form is the caller's own, and names no key here.
         let key_id = header.kid.filter(|kid| is_thumbprint(kid));
         Ok(Self { actor, id, key_id, issued_at, expires_at, signed, signature })
     }
@@ -224,13 +224,13 @@ impl Token {
         named.find(counts).map_or(TokenVerdict::Revoked, TokenVerdict::Good)
     }
 
-    /// The actor that it speaks for.
+    /// Returns the actor of the token.
     #[must_use]
     pub const fn actor(&self) -> ActorId {
         self.actor
     }
 
-    /// Returns the id that tells the token from every other token of this actor.
+    /// Returns the id of the token, unique among the tokens of this actor.
     #[must_use]
     pub fn id(&self) -> &str {
         &self.id
@@ -272,7 +272,7 @@ pub fn audience(trust_domain: &TrustDomain) -> String {
 
 fn part<T: DeserializeOwned>(text: &str, name: &'static str) -> Result<T, TokenError> {
     let json = URL_SAFE_NO_PAD.decode(text).map_err(|_| TokenError::Form)?;
-    // A list would be taken for an object without names; nobody else reads it so.
+    // A list is refused, though serde would read it as an object without names: other readers do not.
     if !json.trim_ascii_start().starts_with(b"{") {
         return Err(TokenError::Part { name, message: "it is no object".to_owned() });
     }
@@ -295,7 +295,7 @@ fn times(claims: &Claims, now: Timestamp) -> Result<(Timestamp, Timestamp), Toke
     Ok((issued_at, expires_at))
 }
 
-/// Why a token is refused, whoever signed it.
+/// Why a token is refused, independent of its signer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TokenError {
     /// Longer than any that is made properly.
@@ -339,7 +339,7 @@ pub enum TokenError {
     /// The token's time is over.
     #[error("it has expired: make a new one (`mycora token`)")]
     Expired,
-    /// Nothing to tell it from others.
+    /// No id that makes it unique.
     #[error("its `jti` has to be 1 to {TOKEN_ID_CHARS_MAX} visible ASCII characters")]
     Id,
 }
@@ -557,7 +557,7 @@ mod tests {
             assert!(read(&other).is_err(), "{other}");
         }
         assert!(matches!(read(&"a".repeat(TOKEN_BYTES_MAX + 1)), Err(TokenError::TooLong(_))));
-        // Every single letter counts.
+        // Every single character counts.
         for at in 0..text.len() {
             let mut changed = text.clone().into_bytes();
             changed[at] = if changed[at] == b'A' { b'B' } else { b'A' };

@@ -70,7 +70,7 @@ pub enum ContextKey {
     BlobPart(BlobHash, u32),
     /// Set: who refers to a blob.
     BlobRefs(BlobHash),
-    /// Sorted set: blobs that nobody refers to, by since when.
+    /// Sorted set: blobs without a reference, by since when.
     BlobIdle,
     /// The tail of an attempt's output.
     Log(FlowId, JobId, Attempt),
@@ -340,7 +340,7 @@ impl ContextKeys {
         blob_part(hash: BlobHash, n: u32) = ContextKey::BlobPart(hash, n);
         /// Set: who refers to a blob.
         blob_refs(hash: BlobHash) = ContextKey::BlobRefs(hash);
-        /// Sorted set: blobs that nobody refers to, by since when.
+        /// Sorted set: blobs without a reference, by since when.
         blob_idle() = ContextKey::BlobIdle;
         /// The tail of an attempt's output.
         log(flow: FlowId, job: JobId, attempt: Attempt) = ContextKey::Log(flow, job, attempt);

@@ -192,7 +192,7 @@ impl LegacyJob {
         }
     }
 
-    /// Lists: where somebody may wait for its result.
+    /// Lists: where a dispatcher may wait for its result.
     #[must_use]
     pub fn replies(&self) -> [String; 2] {
         let id = self.id();

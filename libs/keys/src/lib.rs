@@ -25,7 +25,7 @@ use model::{ContextId, FlowId, FlowUid};
 /// How the contexts are kept apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Layout {
-    /// Context *n* in Redis database *n*; what is global in database 0.
+    /// Context *n* in Redis database *n*; global keys in database 0.
     #[default]
     Database,
     /// Everything in database 0, under `{<context>}:`, so that a context is one slot of a cluster.
@@ -42,7 +42,7 @@ impl Layout {
         }
     }
 
-    /// The database that holds a context's keys. Context 0 stands for what is global.
+    /// The database that holds a context's keys. Context 0 stands for global keys.
     #[must_use]
     pub const fn database(self, context: ContextId) -> u32 {
         match self {
@@ -76,7 +76,7 @@ impl Layout {
         "{*}:hint"
     }
 
-    /// Returns the context whose changes a hint on `channel` tells of.
+    /// Returns the context whose changes a hint on `channel` announces.
     #[must_use]
     pub fn parse_hint_channel(self, channel: &str) -> Option<ContextId> {
         suffix::number(channel.strip_prefix('{')?.strip_suffix("}:hint")?).map(ContextId)

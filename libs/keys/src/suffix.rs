@@ -8,7 +8,7 @@ pub(crate) fn number<N: FromStr + Display>(text: &str) -> Option<N> {
     exact(text)
 }
 
-/// A value whose own text is `text`, letter for letter.
+/// Parses a value whose canonical text is exactly `text`.
 pub(crate) fn exact<T: FromStr + Display>(text: &str) -> Option<T> {
     let value: T = text.parse().ok()?;
     (value.to_string() == text).then_some(value)

@@ -14,8 +14,8 @@ use crate::suffix::{exact, number};
 pub const DONE_GROUP: &str = "supervisor";
 /// The field of [`SUPERVISOR`] that is there while others may push into work queues, and take from them.
 pub const OPEN_FIELD: &str = "open_queues";
-/// Fields of [`SUPERVISOR`] that begin so tell through which node of a bus a coordinator was heard: its root key
-/// follows.
+/// Fields of [`SUPERVISOR`] with this prefix hold the node of a bus through which a coordinator was reached: its root key
+/// follows the prefix.
 pub const NODE_FIELD_PREFIX: &str = "node:";
 /// The group of an instance that names none.
 pub const DEFAULT_GROUP: &str = "default";
@@ -30,7 +30,7 @@ pub fn job(key: JobKey) -> String {
     format!("{JOB}{key}")
 }
 
-/// List: the result for whoever waits.
+/// List: the result for its waiting reader.
 #[must_use]
 pub fn reply(key: JobKey) -> String {
     format!("{REPLY}{key}")
@@ -42,7 +42,7 @@ pub fn stop_mark(key: JobKey) -> String {
     format!("{STOP}{key}")
 }
 
-/// String: what an operator asked for under this request id.
+/// String: the hash of an operator's request, by its id.
 #[must_use]
 pub fn request(id: &str) -> String {
     format!("{REQUEST}{id}")
@@ -84,7 +84,7 @@ pub fn presence(instance: &InstanceRef) -> String {
     format!("{PRESENCE}{instance}")
 }
 
-/// Sorted set: job keys that a queue was given and nobody claimed, by place in line.
+/// Sorted set: job keys that were put in a queue and not claimed, by place in line.
 #[must_use]
 pub fn unclaimed(queue: &WorkQueue) -> String {
     format!("{UNCLAIMED}{queue}")
@@ -159,7 +159,7 @@ pub struct WorkQueue {
     group: Option<Name>,
     instance: Option<u32>,
     isolation: Isolation,
-    /// Only where nothing is demanded: of the other queues nobody else knows.
+    /// Only for queues without a demand: foreign clients do not know the other queues.
     closed: bool,
     priority: u8,
 }

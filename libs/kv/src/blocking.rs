@@ -20,7 +20,7 @@ use crate::value::Value;
 
 /// A connection of its own for commands that wait on the server, one at a time.
 ///
-/// What a pop took from the server is lost when its answer is: whoever pops has to be able to find such
+/// What a pop took from the server is lost when its answer is: the caller has to be able to find such
 /// work again.
 pub struct BlockingConnection {
     route: KvRoute,
@@ -35,7 +35,7 @@ struct BlockingSession {
     leaving: ServerChangeWatcher,
 }
 
-/// Watcher that tells when the server is not the one to wait on any more.
+/// Watcher that fires when the server is not the one to wait on any more.
 enum ServerChangeWatcher {
     Server(watch::Receiver<Option<RedisAddress>>),
     Slot(Arc<Cluster>, u16, watch::Receiver<u64>),
@@ -85,7 +85,8 @@ impl BlockingConnection {
         Ok(answer)
     }
 
-    /// Sends a command that makes the server wait, as [`BlockingConnection::run`] does, with others that the server runs as soon as it has waited.
+    /// Sends a command that makes the server wait, as [`BlockingConnection::run`] does, with others that the server runs right
+    /// after it.
     ///
     /// # Errors
     /// Any [`Error`] of any of the commands, as [`BlockingConnection::run`].

@@ -17,7 +17,7 @@ use crate::server::{KvOptions, KvServer};
 use crate::slot::SLOTS;
 use crate::value::Value;
 
-/// The place of nobody in [`ClusterSlotMap::owners`].
+/// Marks a slot without an owner in [`ClusterSlotMap::owners`].
 const NOBODY: u16 = u16::MAX;
 
 pub(crate) struct Cluster {
@@ -117,7 +117,7 @@ impl Cluster {
     pub(crate) async fn link(self: &Arc<Self>, slot: u16) -> Result<Arc<KvLink>> {
         let map = self.map().await?;
         let owner = map.owner(slot).map(|(_, link)| Arc::clone(link));
-        owner.ok_or_else(|| self.unreachable(format!("nobody serves slot {slot}")))
+        owner.ok_or_else(|| self.unreachable(format!("no node serves slot {slot}")))
     }
 
     /// The connection to a node.
@@ -138,7 +138,7 @@ impl Cluster {
         Error::Unreachable { endpoint: self.shown.clone(), reason }
     }
 
-    /// Reads the map, unless somebody has since `seen` was looked at.
+    /// Reads the map, unless another caller has read it since `seen`.
     pub(crate) async fn read_after(self: &Arc<Self>, seen: &ClusterSlotMap) -> Result<Arc<ClusterSlotMap>> {
         let (cluster, reads) = (Arc::clone(self), seen.reads);
         in_a_task(&self.shown, async move { cluster.read_since(reads).await }.boxed()).await
@@ -157,14 +157,14 @@ impl Cluster {
         *self.map.write().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&map);
         if !map.is_as(&known) {
             let primaries: Vec<_> = map.primaries.iter().map(|(address, _)| address.to_string()).collect();
-            tracing::info!(endpoint = %self.shown, ?primaries, "who serves the cluster");
+            tracing::info!(endpoint = %self.shown, ?primaries, "primaries of the cluster");
             self.changes.send_modify(|times| *times += 1);
         }
         Ok(map)
     }
 
-    /// Returns the latest report among those of most nodes, or of all that answer: one that was away may not have heard
-    /// of a successor yet.
+    /// Returns the latest report among those of most nodes, or of all that answer: a node that was away may not know
+    /// a successor yet.
     async fn ask_all(&self, known: &ClusterSlotMap) -> Result<ClusterTopologyReport> {
         let mut all: Vec<&RedisAddress> = known.nodes.iter().collect();
         all.extend(self.seeds.iter().filter(|seed| !known.nodes.contains(seed)));
@@ -252,7 +252,7 @@ impl ClusterTopologyReport {
     }
 }
 
-/// Where a node is; nothing when the one that was asked does not know. Without a host it is where that one is.
+/// Returns the address of a node; nothing when the asked node does not know it. Without a host it is the asked node's host.
 fn node_address(asked: &RedisAddress, node: Value) -> Result<Option<RedisAddress>> {
     let mut parts = node.array()?.into_iter();
     let host = parts.next().unwrap_or(Value::Nil).optional_text()?.unwrap_or_default();

@@ -1,14 +1,14 @@
-//! Confirmations: that answered changes are kept as well as was asked for, found out for many at once.
+//! Confirmations that answered changes are as durable as requested, obtained for many changes at once.
 //!
 //! A change goes over the shared connection and is answered at once. Then it waits for a round over another connection
-//! to the same server: a small write, and a wait until that is kept. What was written before is kept then, too. So a
-//! round confirms every change that was answered before the round began, however many these are, and nobody else's
-//! commands wait for it.
+//! to the same server: a small write, and a wait until that write is durable. All earlier writes are durable then, too. So a
+//! round confirms every change that was answered before the round began, however many these are, and no other
+//! command waits for it.
 //!
 //! That connection may lead to another process than the one that answered, or to the same one with another past: after a
-//! failover, or a restart on the same port. Hence a round ends with the question whose [`ReplicationHistory`] it was written to, and
-//! confirms only changes whose process had the same one before they were made. Nothing is asked for twice: whatever
-//! goes wrong with a round, what became of its changes is not known.
+//! failover, or a restart on the same port. Hence a round ends by reading whose [`ReplicationHistory`] it wrote to, and
+//! confirms only changes whose process had the same history before they were made. No change is repeated: if a round
+//! fails, the outcome of its changes is unknown.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -27,14 +27,14 @@ use crate::value::Value;
 
 /// How many rounds may be under way, each on a connection of its own.
 const ROUNDS_MAX: usize = 12;
-/// How long changes are gathered while a round is under way before the next begins beside it. What is on the disk of a
-/// replica is told once a second, to all rounds that wait: so a change waits little longer than for that, whenever it comes.
+/// How long changes are gathered while a round is under way before the next begins beside it. A replica reports what is on its
+/// disk once a second, to all rounds that wait: so a change waits little longer than for that, whenever it comes.
 const GATHERING: Duration = Duration::from_millis(100);
-/// Which part of the patience a replica has to take a change up, before its disk is waited for.
+/// The part of the patience, as its divisor, in which a replica has to receive a change before its disk is waited for.
 const TAKING_UP: u32 = 5;
 
-/// The first version in which a connection waits for what it has written itself last, and for nothing if that is nothing.
-/// Before it waits for all that was written when it was last heard.
+/// The first version in which a connection waits only for its own last write, and for nothing if it wrote nothing.
+/// Earlier versions wait for all that was written when the connection sent its last command.
 const MARKED_SINCE: (u32, u32) = (7, 2);
 /// A write that is passed on to replicas and to the append-only file like any other, and leaves nothing behind. Who has no
 /// memory left may still have deleted something, which is to be confirmed.
@@ -76,7 +76,7 @@ pub(crate) enum ConfirmationError {
 /// An answered change.
 pub(crate) struct UnconfirmedWrite {
     pub(crate) confirm: WriteConcern,
-    /// Any key that it was about: a node of a cluster takes only what is in its slots.
+    /// Any key of the change: a node of a cluster takes only keys of its slots.
     pub(crate) key: String,
     /// The node does not serve the slot yet.
     pub(crate) is_asking: bool,
@@ -116,7 +116,7 @@ struct ConfirmationOutcome {
 }
 
 impl ConfirmationRounds {
-    /// The connections are to `server`, and nobody else's.
+    /// All connections are to `server`.
     pub(crate) fn new(server: Arc<KvServer>) -> Arc<Self> {
         Arc::new(Self { server, state: Mutex::default(), more: Notify::new() })
     }
@@ -127,10 +127,10 @@ impl ConfirmationRounds {
         change: UnconfirmedWrite,
     ) -> std::result::Result<(), ConfirmationError> {
         let patience = change.confirm.patience;
-        let (told, outcome) = oneshot::channel();
+        let (result_sender, outcome) = oneshot::channel();
         let begins = {
             let mut state = lock(&self.state);
-            state.waiting.push(ConfirmationWaiter { change, result_sender: told });
+            state.waiting.push(ConfirmationWaiter { change, result_sender });
             !std::mem::replace(&mut state.is_driven, true)
         };
         if begins {
@@ -146,7 +146,7 @@ impl ConfirmationRounds {
         }
     }
 
-    /// One round after the other, or beside it, until nobody waits.
+    /// Runs rounds, one after the other or side by side, until no change waits.
     async fn drive(self: Arc<Self>) {
         let mut under_way = FuturesUnordered::new();
         let mut begun = Instant::now();
@@ -171,8 +171,8 @@ impl ConfirmationRounds {
         }
     }
 
-    /// Those who wait for the same as the first of them. When there is nobody and nothing is under way, whoever comes
-    /// next begins.
+    /// Takes the changes that wait for the same as the first of them. When none waits and no round is under way, the next
+    /// change starts the driver again.
     fn take(&self, is_last: bool) -> Option<Vec<ConfirmationWaiter>> {
         let mut state = lock(&self.state);
         state.waiting.retain(|waiting| !waiting.result_sender.is_closed());
@@ -232,7 +232,7 @@ impl ConfirmationRounds {
 
 impl ConfirmationWaiter {
     fn tell(self, outcome: std::result::Result<(), ConfirmationError>) {
-        // Whoever does not wait any more has said that the outcome is unknown.
+        // A caller that does not wait any more has reported that the outcome is unknown.
         let _ = self.result_sender.send(outcome);
     }
 }
@@ -273,9 +273,9 @@ impl UnconfirmedWrite {
         match keeper {
             PersistenceTarget::Replica => packed.cmd("WAIT").arg(1).arg(millis(patience)),
             PersistenceTarget::Disk => packed.cmd("WAITAOF").arg(1).arg(0).arg(millis(patience)),
-            // A replica that is asked what it has on disk says what it had before it was asked, and after that nothing
-            // for a second. So it is asked when it has taken up the change: with `appendfsync always`, that is when it
-            // is on its disk.
+            // `WAITAOF` at a replica reports what was on its disk before the question, and then nothing
+            // for a second. So it is sent once the replica has received the change: with `appendfsync always`, the change is on
+            // its disk then.
             PersistenceTarget::Disks => packed
                 .cmd("WAIT")
                 .arg(1)

@@ -66,8 +66,8 @@ impl Kv {
         &self.0.endpoint
     }
 
-    /// The shared connection to what is kept in `database` under `tag`, as in `{tag}:name`: in a cluster to whoever
-    /// serves the tag's slot, else to the server, whatever the tag. A cluster has no other database than 0. Nothing on
+    /// Returns the shared connection to the keys in `database` under `tag`, as in `{tag}:name`: in a cluster to the node that
+    /// serves the tag's slot, else to the server, whatever the tag. A cluster has no other database than 0. No command on
     /// the connection may ever `SELECT` or block.
     #[must_use]
     pub fn at(&self, database: u32, tag: &str) -> KvConnection {
@@ -137,10 +137,10 @@ impl Kv {
 
 /// A shared connection: cheap to clone, any number of commands in flight.
 ///
-/// What a server certainly did not execute, since it has to be asked for elsewhere, is asked for there. Nothing else
+/// A command that a server certainly did not execute because another server is responsible is sent to that one. Nothing else
 /// is repeated.
 ///
-/// Every method may be dropped at any time; what was sent may still happen.
+/// Every method may be dropped at any time; a command that was sent may still be executed.
 #[derive(Clone)]
 pub struct KvConnection(pub(crate) KvRoute);
 
@@ -262,7 +262,7 @@ impl KvConnection {
             let read = |answer| Value::from_redis(&link.server.shown, answer);
             let results: Vec<Result<Value>> = answers.into_iter().map(read).collect();
             match &results[0] {
-                // All of them together, so that what was one round trip stays one.
+                // All of them together, so that one round trip stays one.
                 Err(first) if results.iter().all(|result| self.leads_elsewhere(result)) => {
                     if !attempts.should_retry(first).await {
                         let given_up =

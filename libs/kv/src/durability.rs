@@ -10,14 +10,14 @@ use crate::{
 
 /// How long a replica, or the disk, may take before the outcome of a change counts as unknown.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// How long the disk of a replica may take, which tells what it has on disk once a second.
+/// How long the disk of a replica may take: a replica reports what it has on disk once a second.
 const REPLICA_DISK_PATIENCE: Duration = Duration::from_secs(5);
 /// The first version that knows `WAITAOF`.
 const WAITAOF_SINCE: (u32, u32) = (7, 2);
 
 /// Guarantee to report where Redis does not say how it is set up.
-const UNTOLD: &str =
-    "an answered change survives what Redis is set up for, which it does not tell: allow CONFIG GET";
+const UNKNOWN: &str =
+    "an answered change survives what Redis is set up for, which it does not report: allow CONFIG GET";
 
 /// Failures that an answered change survives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -72,14 +72,14 @@ pub struct Confirmation {
     asked: Durability,
 }
 
-/// Why the Redis at hand cannot be used as it was asked, and what helps.
+/// Why the Redis at hand cannot be used as requested, and what helps.
 #[derive(Debug, thiserror::Error)]
 pub enum SetupError {
     /// Redis is not set up for it.
     #[error("{0}")]
     NotGiven(String),
     /// Redis could not be asked.
-    #[error("Redis did not say what it is set up for")]
+    #[error("cannot read the setup of Redis")]
     Unknown(#[source] Error),
 }
 
@@ -136,7 +136,7 @@ impl Durability {
             (Self::Fast, Some(_), Some(_)) | (Self::Synced, _, _) => {
                 "an answered change is on the disk of Redis' machine: it survives the end of that, not the loss of the disk"
             }
-            (Self::Fast, _, _) => UNTOLD,
+            (Self::Fast, _, _) => UNKNOWN,
             (Self::Replicated, _, _) if setup.version < WAITAOF_SINCE => {
                 "an answered change is in the memory of Redis and of a replica: it survives the loss of one of them"
             }
@@ -157,14 +157,14 @@ impl Durability {
         match self {
             Self::Fast => Ok(None),
             Self::Synced => {
-                let append_only = told(product, setup.append_only.as_deref(), "appendonly")?;
+                let append_only = reported(product, setup.append_only.as_deref(), "appendonly")?;
                 if append_only != "yes" {
                     return Err(format!(
                         "durability `synced` needs an append-only file: this {product} has `appendonly {append_only}`; set \
                          `appendonly yes` and `appendfsync always`, or choose `fast`"
                     ));
                 }
-                match told(product, setup.append_fsync.as_deref(), "appendfsync")? {
+                match reported(product, setup.append_fsync.as_deref(), "appendfsync")? {
                     "always" => Ok(None),
                     _ if setup.version >= WAITAOF_SINCE => {
                         Ok(Some(WriteConcern { target: PersistenceTarget::Disk, patience: PATIENCE }))
@@ -185,7 +185,7 @@ impl Durability {
                 if setup.version < WAITAOF_SINCE {
                     return Ok(Some(WriteConcern { target: PersistenceTarget::Replica, patience: PATIENCE }));
                 }
-                match told(product, setup.append_only.as_deref(), "appendonly")? {
+                match reported(product, setup.append_only.as_deref(), "appendonly")? {
                     "yes" => Ok(Some(WriteConcern {
                         target: PersistenceTarget::Disks,
                         patience: REPLICA_DISK_PATIENCE,
@@ -217,16 +217,16 @@ fn doubt_of_fast(setup: &RedisSetup) -> Option<String> {
     }
 }
 
-fn told<'a>(product: &str, setting: Option<&'a str>, name: &str) -> std::result::Result<&'a str, String> {
-    setting.ok_or_else(|| format!("this {product} does not tell its `{name}`: allow CONFIG GET"))
+fn reported<'a>(product: &str, setting: Option<&'a str>, name: &str) -> std::result::Result<&'a str, String> {
+    setting.ok_or_else(|| format!("this {product} does not report its `{name}`: allow CONFIG GET"))
 }
 
 impl Confirmation {
-    /// Resolves `asked` for this Redis, of which every server that takes writes has to give it; returns how those are set up
-    /// as well, as far as they tell.
+    /// Resolves `asked` for this Redis: every server that takes writes has to provide it. Returns how those servers are set up
+    /// as well, as far as they report it.
     ///
     /// # Errors
-    /// Names what it cannot give.
+    /// Names the durability that a server cannot provide.
     pub async fn of(
         asked: Durability,
         kv: &Kv,
@@ -236,9 +236,9 @@ impl Confirmation {
             let name = kv.endpoint().is_cluster().then(|| primary.endpoint().to_owned());
             let setup = match primary.setup().await {
                 Ok(setup) => Some(setup),
-                // It needs nothing: who may not be asked is not asked.
+                // `Fast` needs nothing of the server, so a server that does not answer is accepted.
                 Err(_) if asked == Durability::Fast => None,
-                // It is about to change its role; somebody else takes writes soon.
+                // The server is about to change its role; another one takes writes soon.
                 Err(Error::Readonly(reason)) => {
                     let endpoint = primary.endpoint().to_owned();
                     return Err(Error::Unreachable { endpoint, reason }.into());
@@ -260,8 +260,8 @@ impl Confirmation {
         matches!(self.asked, Durability::Fast)
     }
 
-    /// Calls a script and waits for what makes its answer count. The server is asked again what it can give whenever
-    /// there is another process at the other end, and makes no change when that is too little.
+    /// Calls a script and waits until its answer counts. The server's setup is read again whenever
+    /// another process is at the other end, and no change is made when its durability is too low.
     pub async fn call(self, connection: &KvConnection, call: ScriptCall) -> Result<Value> {
         match self.asked {
             Durability::Fast => connection.call(call).await,
@@ -275,7 +275,7 @@ impl Confirmation {
 pub struct PrimarySetup {
     /// Where it is; nothing where there is no other.
     name: Option<String>,
-    /// Nothing for one that did not tell.
+    /// Nothing for a server that did not report it.
     setup: Option<RedisSetup>,
 }
 
@@ -288,7 +288,7 @@ impl PrimarySetup {
     /// Describes what an answered change survives there.
     pub fn guarantee(&self, asked: Durability) -> String {
         let promise =
-            self.setup.as_ref().map_or_else(|| format!("{asked}: {UNTOLD}"), |setup| asked.guarantee(setup));
+            self.setup.as_ref().map_or_else(|| format!("{asked}: {UNKNOWN}"), |setup| asked.guarantee(setup));
         self.named(&promise)
     }
 
@@ -363,7 +363,7 @@ mod tests {
             (Fast, (7, 0), "yes", "everysec", "every process but Redis", "`appendfsync everysec`"),
             (Fast, (7, 0), "yes", "no", "every process, Redis too", ""),
             (Fast, (7, 0), "yes", "always", "on the disk of Redis' machine", ""),
-            (Fast, (7, 0), "", "", "does not tell: allow CONFIG GET", ""),
+            (Fast, (7, 0), "", "", "does not report: allow CONFIG GET", ""),
             (Synced, (7, 2), "yes", "everysec", "not the loss of the disk", ""),
             (Replicated, (7, 0), "yes", "everysec", "in the memory of Redis and of a replica", ""),
             (Replicated, (7, 2), "yes", "everysec", "on the disks of Redis and of a replica", ""),

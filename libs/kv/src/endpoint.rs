@@ -118,7 +118,7 @@ impl KvEndpoint {
         matches!(self.location, RedisLocation::Cluster(_))
     }
 
-    /// Returns the name that Sentinels are asked for, when the endpoint names Sentinels.
+    /// Returns the master's name at the Sentinels, when the endpoint names Sentinels.
     #[must_use]
     pub const fn master_name(&self) -> Option<&str> {
         match &self.location {

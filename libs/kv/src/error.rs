@@ -16,8 +16,8 @@ pub enum Error {
         /// Failure that the attempt ran into.
         reason: String,
     },
-    /// The command was sent, and its outcome is not known. The same change has to be asked for
-    /// again in a way that tells "already applied".
+    /// The command was sent, and its outcome is not known. The caller has to repeat the change
+    /// in a way that detects "already applied".
     #[error("the outcome of a command sent to Redis at {endpoint} is unknown: {reason}")]
     UnknownOutcome {
         /// Which server, without credentials.
@@ -25,7 +25,7 @@ pub enum Error {
         /// Timeout, or how the connection was lost.
         reason: String,
     },
-    /// The change was not made: the server at hand cannot keep it as well as was asked for. Others may, or it may later.
+    /// The change was not made: the server at hand cannot make it as durable as requested. Others may, or it may later.
     #[error("Redis at {endpoint} takes no changes: {reason}")]
     Unfit {
         /// Which server, without credentials.
@@ -33,7 +33,7 @@ pub enum Error {
         /// Description of what the server lacks, and what helps.
         reason: String,
     },
-    /// The server, or a script, said no. Scripts answer `CODE message`.
+    /// The server, or a script, refused. Scripts answer `CODE message`.
     #[error("Redis refused: {code} {message}")]
     Refused {
         /// The first word of the answer.
@@ -56,7 +56,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// The code of a refusal, for callers that tell refusals apart.
+    /// The code of a refusal, for callers that handle refusals differently.
     #[must_use]
     pub fn code(&self) -> Option<&str> {
         match self {
@@ -114,8 +114,8 @@ impl Error {
                 Some("OOM") => Self::Oom(detail()),
                 // What cannot be appended, or saved, is refused: almost always for want of room.
                 Some("MISCONF") => Self::DiskFull(detail()),
-                // A script of somebody else runs for too long; ours was not begun. Or too few replicas are there for a
-                // write, or a command that waited does so no longer, since the server is a replica now.
+                // BUSY: another script runs for too long, and ours was not begun. NOREPLICAS: too few replicas are there for a
+                // write. UNBLOCKED: a waiting command was ended because the server is a replica now.
                 Some("BUSY" | "NOREPLICAS" | "UNBLOCKED") => {
                     Self::Unreachable { endpoint: endpoint.to_owned(), reason: detail() }
                 }

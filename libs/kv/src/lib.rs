@@ -1,18 +1,18 @@
 //! Redis: connections, scripts, and the classes of what can go wrong.
 //!
-//! The only crate that names the `redis` client; everybody else sees [`Kv`],
+//! The only crate that names the `redis` client; all others see [`Kv`],
 //! [`KvConnection`], [`Cmd`], [`Script`] and [`Value`].
 //!
-//! What it promises:
+//! Guarantees:
 //! - one multiplexed connection per database, or per node of a cluster, made when first used, replaced when it
 //!   breaks, noticed as broken even while idle. A failed command is *not* repeated: only its caller knows whether it
-//!   may be. But what a node of a cluster did not execute since another one serves the keys, or a former master since
-//!   it is a replica now, is asked of those;
+//!   may be. The exception is a command that was certainly not executed because another node serves the keys, or because the
+//!   server is a replica now: it is sent to the responsible server;
 //! - an error says whether the command cannot have happened ([`Error::Unreachable`]), was refused, or
 //!   may have happened ([`Error::UnknownOutcome`]);
-//! - a change may be answered when it is kept as well as was asked for ([`KvConnection::change`]), without others waiting
+//! - a change may be answered only when it is as durable as requested ([`KvConnection::change`]), without other commands waiting
 //!   for that;
-//! - what an answered change survives has three names ([`Durability`]), and what they come to depends on the server;
+//! - durability has three names ([`Durability`]), and what they amount to depends on the server;
 //! - commands that block the server's answer have a connection of their own ([`BlockingConnection`]).
 
 mod blocking;

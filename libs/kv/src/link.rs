@@ -27,7 +27,7 @@ struct KvLinkState {
     /// queued behind a failed attempt share its failure.
     attempt: u64,
     open: Option<MultiplexedConnection>,
-    /// Process at the other end, once that was asked.
+    /// Process at the other end, once it was asked.
     process: Option<Arc<RedisProcess>>,
     failure: Option<Error>,
 }
@@ -124,7 +124,7 @@ impl KvLink {
         }
     }
 
-    /// Returns the connection with the process at its other end, which is asked now.
+    /// Returns the connection with the process at its other end, which is asked again now.
     pub(crate) async fn identify_anew(self: &Arc<Self>) -> Result<IdentifiedLink> {
         let (attempt, open) = self.open().await?;
         self.ask(attempt, open).boxed().await
@@ -150,13 +150,13 @@ impl KvLink {
         let reason = match self.server.rounds().confirm(change).await {
             Ok(()) => return Ok(()),
             Err(ConfirmationError::Late(patience)) => {
-                // Perhaps for want of what it had when it was asked.
+                // The server's setup may have changed since it was read.
                 self.ask_again(known.attempt);
-                format!("it was not confirmed within {patience:?} that the change is kept")
+                format!("the change was not confirmed as durable within {patience:?}")
             }
             Err(ConfirmationError::Broken(reason)) => {
                 self.drop_open(known.attempt);
-                format!("it could not be confirmed that the change is kept: {reason}")
+                format!("the change could not be confirmed as durable: {reason}")
             }
         };
         Err(Error::UnknownOutcome { endpoint: self.server.shown.clone(), reason })
@@ -169,7 +169,7 @@ impl KvLink {
         }
     }
 
-    /// The next command connects anew.
+    /// Makes the next command connect again.
     pub(crate) fn renew(&self) {
         lock(&self.state).open = None;
     }
@@ -195,7 +195,7 @@ impl KvLink {
         in_a_task(&self.server.shown, async move { link.connect(seen).await }.boxed()).await
     }
 
-    /// Connects, unless somebody has since attempt `seen`.
+    /// Connects, unless another caller has since attempt `seen`.
     async fn connect(self: Arc<Self>, seen: u64) -> Result<(u64, MultiplexedConnection)> {
         let _alone = self.connecting.lock().await;
         let attempt = {
@@ -238,9 +238,9 @@ impl KvLink {
     }
 }
 
-/// Does in a task of its own what several wait for, one after the other: whoever it is done by goes on with it though the others
-/// keep that one from being polled, as two futures of one task may. Boxed, like all that is rare here: every future that awaits a
-/// command would hold it otherwise.
+/// Runs work that several callers wait for one after the other in a task of its own: it goes on though the others
+/// keep its caller from being polled, as two futures of one task may. Boxed because it is rare: otherwise every future that awaits a
+/// command would hold it.
 pub(crate) async fn in_a_task<T: Send + 'static>(
     shown: &str,
     work: BoxFuture<'static, Result<T>>,

@@ -18,16 +18,16 @@ pub struct RedisSetup {
     pub append_only: Option<String>,
     /// The setting `appendfsync`; nothing when we may not ask for it.
     pub append_fsync: Option<String>,
-    /// True when `WAITAOF` answers before the disk has what it was asked for, while `appendfsync` is `everysec`: a defect
+    /// True when, with `appendfsync everysec`, `WAITAOF` answers before the data is on disk: a defect
     /// of some versions.
     pub waitaof_is_early: bool,
 }
 
 /// One server process for as long as it is a primary without a break.
 ///
-/// `run_id` is of the process. `master_replid` is another one after each time that it has become a primary, and never one
-/// that it had before; so what was read before and after something is of all that lies between. What a primary
-/// has written under one of these is one history: whoever has its end has all of it.
+/// `run_id` is of the process. `master_replid` is a new one each time that the process becomes a primary, and never an
+/// old one; so two reads under the same pair have only this history between them. All that a primary
+/// writes under one pair is one history: a copy of its end contains all of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ReplicationHistory {
     run_id: String,
@@ -52,7 +52,7 @@ impl ReplicationHistory {
     /// From the answer.
     ///
     /// # Errors
-    /// [`Error::Readonly`] of a replica, and [`Error::Protocol`] of what is no answer.
+    /// [`Error::Readonly`] of a replica, and [`Error::Protocol`] when the answer cannot be read.
     pub(crate) fn read(info: &str) -> Result<Self> {
         let field = |name| field(info, name).ok_or_else(|| Error::Protocol(format!("INFO without {name}")));
         match field("role")? {
@@ -65,7 +65,7 @@ impl ReplicationHistory {
 }
 
 impl RedisProcess {
-    /// Asks who is at the other end.
+    /// Asks which process is at the other end.
     pub(crate) async fn ask(
         shown: &str,
         open: &mut MultiplexedConnection,
@@ -127,7 +127,7 @@ fn waitaof_is_early(info: &str) -> bool {
     }
 }
 
-/// Major, minor and patch; what is no number counts as 0.
+/// Major, minor and patch; a part that is no number counts as 0.
 fn version(info: &str, name: &str) -> Option<(u32, u32, u32)> {
     let mut parts = field(info, name)?.split('.').map_while(|part| part.parse().ok());
     let mut next = || parts.next().unwrap_or(0);

@@ -23,7 +23,7 @@ const PAUSE: Duration = Duration::from_millis(10);
 pub(crate) enum KvRoute {
     /// To one server.
     Link(Arc<KvLink>),
-    /// To whoever serves a slot.
+    /// To the node that serves a slot.
     Slot(Arc<Cluster>, u16),
 }
 
@@ -59,7 +59,7 @@ impl KvRoute {
         )
     }
 
-    /// The error for who sent it, when nobody else is left to send to: that a node sends elsewhere says no more than that
+    /// Returns the final error when no redirection is left to follow: that a node redirects means only that
     /// nothing was executed.
     pub(crate) fn final_error(&self, error: Error) -> Error {
         match (self, self.direction(&error)) {
@@ -105,7 +105,7 @@ pub(crate) struct RouteAttempts<'a> {
 /// Where one attempt goes.
 pub(crate) struct RouteHop {
     link: Arc<KvLink>,
-    /// The node does not serve the slot yet, and does so when told that this is known.
+    /// The node does not serve the slot yet, and accepts the command only after `ASKING`.
     is_asking: bool,
 }
 
@@ -160,7 +160,7 @@ impl<'a> RouteAttempts<'a> {
             }
             (KvRoute::Slot(cluster, _), _) => self.read_map(cluster).await,
         }
-        // Where it was sent to is not to be asked without a pause, whoever is.
+        // The same server must not be asked again without a pause, whichever it is.
         if self.next.is_none() || self.repeats > 1 {
             tokio::time::sleep(PAUSE * (1 << self.repeats)).await;
         }
@@ -170,7 +170,7 @@ impl<'a> RouteAttempts<'a> {
 
     async fn read_map(&self, cluster: &Arc<Cluster>) {
         if let Err(error) = cluster.read_after(&cluster.cached_map()).await {
-            tracing::debug!(%error, "who serves the cluster cannot be found out");
+            tracing::debug!(%error, "cannot read the primaries of the cluster");
         }
     }
 }

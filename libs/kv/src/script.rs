@@ -27,9 +27,9 @@ struct HashedScript {
 }
 
 impl Script {
-    /// A script of parts that follow each other, and the name by which people know it. What is a function in them and used by nothing
-    /// of the rest is left out. A part may name its keys and arguments, in lines that begin with `-- KEYS =` and `-- ARGV =`, and say
-    /// `KEYS.name` and `ARGV.name` then.
+    /// Makes a script of parts that follow each other, with a name for people. Functions in the parts that the rest does not use
+    /// are left out. A part may name its keys and arguments, in lines that begin with `-- KEYS =` and `-- ARGV =`, and then use them as
+    /// `KEYS.name` and `ARGV.name`.
     #[must_use]
     pub const fn new(name: &'static str, parts: &'static [&'static str]) -> Self {
         Self { name, parts, loaded: OnceLock::new() }

@@ -35,7 +35,7 @@ impl Default for KvOptions {
     }
 }
 
-/// One server: that of a URL, a node of a cluster, or whoever Sentinels say is the master.
+/// One server: that of a URL, a node of a cluster, or the one that Sentinels name as the master.
 pub(crate) struct KvServer {
     endpoint: KvEndpoint,
     pub(crate) shown: String,
@@ -95,7 +95,7 @@ impl KvServer {
         Ok(open)
     }
 
-    /// For what is no ordinary connection.
+    /// Makes a client for connections of another kind than the shared ones.
     pub(crate) async fn client(&self, database: u32) -> Result<Client> {
         let endpoint = self.find().await?;
         if let (true, RedisLocation::Tcp(address)) = (self.is_of_sentinels(), endpoint.location()) {

@@ -33,15 +33,15 @@ pub enum Topic {
 /// Event of a subscription.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum KvSubscriptionEvent {
-    /// Listening, for the first time or again. What was published before may have been missed: read
-    /// what the hints are about once.
+    /// Subscribed, for the first time or again. Messages that were published before may have been missed: read
+    /// once what the hints are about.
     Subscribed,
-    /// The connection was lost; hints are missed until the next [`KvSubscriptionEvent::Subscribed`]. Of a cluster: to all of it.
-    /// While only some nodes are away, the others are heard, and each that comes back, or whoever took its place, is
+    /// The connection was lost; hints are missed until the next [`KvSubscriptionEvent::Subscribed`]. Of a cluster: all connections.
+    /// While only some nodes are away, messages of the others still come, and each node that comes back, or its successor, causes
     /// a [`KvSubscriptionEvent::Subscribed`].
     Lost(Error),
-    /// Some nodes of a cluster are not heard, or not yet, and others are. Comes again with each attempt that fails, and
-    /// behind each [`KvSubscriptionEvent::Subscribed`] that leaves some of them out: after one without it, all are heard.
+    /// Some nodes of a cluster are not subscribed to, or not yet, and others are. Comes again with each attempt that fails, and
+    /// after each [`KvSubscriptionEvent::Subscribed`] that leaves some of them out: one without it means all nodes.
     Partial,
     /// Something was published.
     Message {
@@ -74,7 +74,7 @@ impl KvSubscription {
     /// Waits for the next notice. Never ends; goes on after every loss.
     ///
     /// May be dropped and called again: no notice is lost by that, except that an attempt to connect
-    /// begins anew.
+    /// starts over.
     pub async fn next(&mut self) -> KvSubscriptionEvent {
         match &mut self.0 {
             KvSubscriptionKind::One(listener) => listener.next().await,

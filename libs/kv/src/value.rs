@@ -24,7 +24,7 @@ pub struct StreamEntry {
     /// `<milliseconds>-<n>`.
     pub id: String,
     /// Names and values in the order they were written. Empty for an entry that was deleted
-    /// while somebody still had it pending.
+    /// while it was still pending for a consumer.
     pub fields: Vec<(String, Vec<u8>)>,
 }
 

@@ -25,15 +25,15 @@ pub struct Actor {
     pub updated_at: Timestamp,
     /// Client certificates that were issued before this moment do not count; absent: all do.
     pub certificates_not_before: Option<Timestamp>,
-    /// When it was removed. Its number is never given again, so what is left says nothing but that.
+    /// When it was removed. Its number is never reused, so the remaining record only shows that it was removed.
     pub deleted_at: Option<Timestamp>,
     /// The change counter at its last change.
     pub revision: Revision,
 }
 
 impl Actor {
-    /// Puts another key in force, from now on. The one before counts beside it until `former_until`; all but those whose end
-    /// comes sooner.
+    /// Replaces the key in force, from now on. Former keys remain valid until `former_until`, or until their own end if
+    /// that is sooner.
     pub fn rotate(&mut self, key: String, now: Timestamp, former_until: Timestamp) {
         for former in &mut self.keys {
             if former.revoked_at.is_none_or(|end| end > former_until) {
@@ -44,7 +44,7 @@ impl Actor {
         self.pubkey = key;
     }
 
-    /// The keys by which it signs at this moment, the one in force first: former ones count beside it until their end.
+    /// The keys by which it signs at this moment, the one in force first; former keys count until their end.
     #[must_use]
     pub fn keys_at(&self, at: Timestamp) -> Vec<&str> {
         let counting = self.keys.iter().filter(|key| key.is_in_force(at));
@@ -61,7 +61,7 @@ impl ActorKey {
         self.not_before <= at && self.revoked_at.is_none_or(|end| at < end)
     }
 
-    /// Returns true if the key's end has come.
+    /// Returns true if the key has expired.
     #[must_use]
     pub fn is_over(&self, at: Timestamp) -> bool {
         self.revoked_at.is_some_and(|end| end <= at)

@@ -1,7 +1,8 @@
 //! Rules for which `grpc://` addresses the coordinator dials.
 //!
-//! Actors say where runners and recipients of mail are, and the coordinator connects there. Without rules any of them could have
-//! it knock at ports of its own machine, at a cloud's metadata service, or at whatever else only it reaches.
+//! Actors choose the addresses of runners and mail recipients, and the coordinator connects there. Without rules any actor
+//! could make it probe ports of its own machine, a cloud's metadata service, or anything else that only the coordinator
+//! reaches.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -11,8 +12,8 @@ use crate::address::Address;
 use crate::address_range::{AddressBlock, split_port};
 use crate::inner_address::inner_kind;
 
-/// Rules in the order in which they are tried: the first that fits decides. Where none does, all is dialed but what is
-/// special to the machine or its network, such as loopback and link-local addresses.
+/// Rules in the order in which they are tried: the first match decides. Without a match, every address is dialed except
+/// those special to the machine or its network, such as loopback and link-local addresses.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct AddressRules(Vec<AddressRule>);
 
@@ -42,7 +43,7 @@ pub struct AddressRuleError(String);
 /// The coordinator does not dial an address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RefusedAddress {
-    /// A rule says so.
+    /// A rule refuses it.
     #[error("this coordinator does not dial {0}: one of its rules for addresses refuses it")]
     ByRule(String),
     /// No rule allows it, and it is special.
@@ -62,7 +63,7 @@ impl AddressRules {
         Self(rules)
     }
 
-    /// These rules, and after them those that allow exactly these addresses.
+    /// Adds rules that allow exactly these addresses, after the present ones.
     #[must_use]
     pub fn with_addresses<'a>(mut self, addresses: impl IntoIterator<Item = &'a Address>) -> Self {
         for address in addresses {
@@ -74,10 +75,10 @@ impl AddressRules {
         self
     }
 
-    /// Checks an address as given. Its name is resolved when it is dialed, and the result is checked then.
+    /// Checks an address as given. A name is resolved when it is dialed, and its addresses are checked then.
     ///
     /// # Errors
-    /// When it is certain that it is not dialed.
+    /// When the address is certain not to be dialed.
     pub fn check(&self, address: &Address) -> Result<(), RefusedAddress> {
         let Address::Grpc { host, port } = address else { return Ok(()) };
         if let Some(ip) = ip_of(host) {
@@ -87,7 +88,7 @@ impl AddressRules {
         match self.0.iter().find(fits) {
             Some(rule) if rule.refuses => Err(RefusedAddress::ByRule(address.to_string())),
             Some(_) => Ok(()),
-            // A network that is listed may be what it leads to.
+            // The name may resolve to an address in a listed network.
             None if is_this_machine(host) && !self.0.iter().any(|rule| !rule.refuses) => {
                 Err(RefusedAddress::Special { address: address.to_string(), kind: "this machine" })
             }
@@ -95,7 +96,7 @@ impl AddressRules {
         }
     }
 
-    /// Checks what the name of a host has led to.
+    /// Checks an address that the name of a host resolved to.
     ///
     /// # Errors
     /// When it is not dialed.
@@ -261,7 +262,7 @@ mod tests {
         assert!(!resolves(&listed, "localhost", "127.0.0.1:7707"));
         assert!(!resolves(&listed, "rebinding.example", "10.0.0.1:1"));
         assert!(resolves(&listed, "machine-a", "127.0.0.1:1"));
-        // Nothing but what is listed.
+        // Only listed addresses.
         let only = rules(&["192.0.2.0/24", "b.example:7706", "!*"]);
         for (address, dialed) in [
             ("grpc://192.0.2.200:1", true),

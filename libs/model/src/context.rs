@@ -114,7 +114,7 @@ impl fmt::Display for Role {
     }
 }
 
-/// Why an actor may not do what it asked for.
+/// Reason why an actor may not do what it requested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum AccessDenied {
     /// The actor has no role here, so it must not even learn that the context exists.
@@ -133,7 +133,7 @@ pub enum AccessDenied {
         /// The smallest role that would do.
         needed: Role,
     },
-    /// A job is to go before the others of the context, and that is for admins.
+    /// The job would overtake the others of the context, which only admins may request.
     #[error(
         "actor {actor} needs the role admin in context {context} for `priority: 0`, by which a job goes before all others \
          there: leave that out, or an admin of it gives the role with `mycora context update {context} --add-admin {actor}`"
@@ -200,7 +200,7 @@ impl Context {
         self.require_own(actor, caller, Role::Executor)
     }
 
-    /// Checks that `actor` may have jobs go before all others of this context.
+    /// Checks that `actor` may let jobs overtake all others of this context.
     ///
     /// # Errors
     /// [`AccessDenied::GoesFirst`], and [`AccessDenied::NoRole`] as [`Context::require`].

@@ -14,7 +14,7 @@ pub struct FlowDraft {
     pub violations: Violations,
     /// Variables of the flow.
     pub env_vars: EnvVars,
-    /// Nodes of the flow, in order. Empty when there are none, or too many to look at.
+    /// Nodes of the flow, in order. Empty when there are none, or too many to check.
     pub nodes: Vec<NodeDraft>,
 }
 

@@ -50,7 +50,7 @@ pub enum ContextEvent {
         /// Where it stands now; absent when it is gone.
         status: Option<MessageStatus>,
     },
-    /// A job that belongs to no flow was kept or removed. Those of a flow come and go with it.
+    /// A job that belongs to no flow was created or removed. Jobs of a flow are created and removed with it.
     Job {
         /// Actor that owns the job.
         caller_id: ActorId,
@@ -84,7 +84,7 @@ pub struct FlowEvent {
     /// When it fails unless it has ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline: Option<Timestamp>,
-    /// When its cancellation was asked for.
+    /// When its cancellation was requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cancel_requested_time: Option<Timestamp>,
     /// Result, with the flow's end: absent where incomplete or of more than a kibibyte, and in events from before it was noted.

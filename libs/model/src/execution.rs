@@ -27,7 +27,7 @@ pub struct FileSource {
     /// Hash and size that the bytes must have.
     #[serde(flatten)]
     pub blob: BlobRef,
-    /// The bytes in base64; absent when they must be asked for with `blob.get`.
+    /// The bytes in base64; absent when they must be fetched with `blob.get`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inline: Option<String>,
 }
@@ -62,9 +62,8 @@ pub struct Execution {
     /// Files it makes that are kept.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub outputs: Vec<String>,
-    /// Results of its dependencies, and of other ancestors the keys it refers to.
-    /// Of those that completed, that is: a reference to a node that is not here is
-    /// empty, while a key that a node here did not give is an error.
+    /// Results of its completed dependencies, and the keys it refers to of other completed ancestors. A reference to a node
+    /// that is missing here is empty, while a key that a node here did not give is an error.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub inputs: BTreeMap<Name, ResultMap>,
     /// Run time in seconds, 0 for no limit.
@@ -83,7 +82,7 @@ pub struct Execution {
     /// Allows the job to use the network.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub network: bool,
-    /// The actor's signature over what is to run, when it made one: an envelope as JSON.
+    /// The actor's signature over the job, if it made one: an envelope as JSON.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signature: Option<String>,
     /// W3C trace context of the submission.
@@ -95,7 +94,7 @@ pub struct Execution {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Grants {
-    /// Allows the network, if the job asked for it.
+    /// Allows the network, if the job requests it.
     pub network: bool,
     /// The isolation that it gets at least.
     pub isolation: Isolation,
@@ -109,8 +108,8 @@ pub struct Grants {
     pub context_disk_bytes: u64,
     /// Hosts that the functions of `sal` may reach; `*` is any.
     pub hosts: Vec<String>,
-    /// Inner addresses that a job with the network reaches all the same: those of this machine, link-local ones,
-    /// metadata services.
+    /// Inner addresses that a job with the network may reach nevertheless: those of this machine, link-local ones, metadata
+    /// services.
     pub addresses: Vec<AddressRange>,
 }
 
@@ -138,14 +137,14 @@ pub struct NodeReport {
     pub context_id: ContextId,
     /// The flow, as the coordinator numbered it.
     pub flow_id: FlowId,
-    /// Where it comes from, when a supervisor said it.
+    /// Supervisor that reported it, if one did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<ReportSource>,
     /// Event that is reported.
     pub kind: ReportKind,
 }
 
-/// The place of a supervisor that said something: where an attempt can be stopped.
+/// Address of a supervisor that reported an attempt: the attempt can be stopped there.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReportSource {
     /// Where it is reached, as in a runner record.
@@ -174,13 +173,13 @@ pub enum ReportKind {
     Ended(Box<AttemptEnd>),
     /// The attempt was handed back unstarted.
     Returned,
-    /// The supervisor was asked, and does not know it (any more).
+    /// The supervisor was queried, and does not know the attempt (any more).
     Unknown,
     /// The attempt could not be accepted, or not be delivered.
     Rejected {
         /// Why.
         reason: Reason,
-        /// Trying again cannot help.
+        /// Another attempt cannot help.
         lasting: bool,
         /// Counts against `retries`: a delivery that failed does, a full queue does not.
         counts: bool,
@@ -248,7 +247,7 @@ impl AttemptEnd {
         }
     }
 
-    /// Lists the processes that had to be killed beside the script's own, in words; nothing when there were none.
+    /// Describes the processes that had to be killed besides the script's own; `None` when there were none.
     #[must_use]
     pub fn killed(&self) -> Option<String> {
         let named: Vec<_> =

@@ -20,13 +20,12 @@ pub type EnvVars = BTreeMap<String, String>;
 
 /// Result of a node or a flow: keys and texts.
 ///
-/// In Redis every value is a text. Where results are read (`$MYCORA_INPUTS`,
-/// expressions) a text that is `true`, `false`, an array or an object is that
-/// value, and so is a number by [`is_number`].
+/// In Redis every value is a text. Readers of results (`$MYCORA_INPUTS`, expressions) treat a text that is `true`, `false`,
+/// an array or an object as that value, and a number according to [`is_number`].
 pub type ResultMap = BTreeMap<String, String>;
 
-/// Returns true if a text loses nothing when it is read as a number: an integer of 64 bits or a float that
-/// would be written as just this text. So neither a version `1.10` nor a hash `12e10` is a number.
+/// Returns true if a text survives being read as a number: an integer of 64 bits or a float whose written form is exactly
+/// this text. A version `1.10` or a hash `12e10` is therefore not a number.
 #[must_use]
 pub fn is_number(text: &str) -> bool {
     if !text.starts_with(|c: char| c == '-' || c.is_ascii_digit()) {
@@ -35,7 +34,7 @@ pub fn is_number(text: &str) -> bool {
     if let Ok(integer) = text.parse::<i64>() {
         return integer.to_string() == text;
     }
-    // Not read by serde_json, which may be off in the last digit.
+    // Not parsed by serde_json, which may be off in the last digit.
     let float = text.parse::<f64>().ok().and_then(|number| serde_json::to_string(&number).ok());
     float.is_some_and(|written| written == text)
 }
@@ -106,14 +105,14 @@ impl FromStr for FlowStatus {
     }
 }
 
-/// A flow as it is asked for.
+/// A flow as requested.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FlowSpec {
     /// Name of the flow, for people.
     pub name: Name,
     /// Variables for every job.
     pub env_vars: EnvVars,
-    /// The first failure that counts cancels what is left.
+    /// The first failure that counts cancels everything that has not ended.
     pub fail_fast: bool,
     /// Seconds from the start on after which it fails.
     pub deadline_secs: Option<u32>,
@@ -124,7 +123,7 @@ pub struct FlowSpec {
 }
 
 impl FlowSpec {
-    /// A flow of this name without nodes, as it is when nothing else is asked for.
+    /// A flow of this name without nodes, with default settings.
     #[must_use]
     pub const fn new(name: Name) -> Self {
         Self {
@@ -143,7 +142,7 @@ impl FlowSpec {
 pub struct Flow {
     /// Number of the flow within the context.
     pub id: FlowId,
-    /// Tells it from an earlier flow of the same number.
+    /// Distinguishes it from an earlier flow of the same number.
     pub uid: FlowUid,
     /// Name of the flow, for people.
     pub name: Name,
@@ -159,7 +158,7 @@ pub struct Flow {
     pub result: ResultMap,
     /// The result was larger than its limit and is incomplete.
     pub result_truncated: bool,
-    /// The first failure that counts cancels what is left.
+    /// The first failure that counts cancels everything that has not ended.
     pub fail_fast: bool,
     /// When it fails unless it has ended.
     pub deadline: Option<Timestamp>,
@@ -188,7 +187,7 @@ pub struct Flow {
 }
 
 impl Flow {
-    /// A flow as it begins: nothing is in it, and nothing has happened to it.
+    /// A new flow: empty, with no changes yet.
     #[must_use]
     pub fn new(
         id: FlowId,
@@ -224,7 +223,7 @@ impl Flow {
         }
     }
 
-    /// A flow as it was asked for. Its nodes are kept beside it; its deadline is set when it starts.
+    /// A flow as requested. Its nodes are stored separately; its deadline is set when it starts.
     #[must_use]
     pub fn of(
         spec: &FlowSpec,
@@ -234,7 +233,7 @@ impl Flow {
         caller_id: ActorId,
         now: Timestamp,
     ) -> Self {
-        // A new field of the specification does not compile here until somebody has said what becomes of it.
+        // Without `..`, a new field of the specification does not compile until it is handled here.
         let FlowSpec { name, env_vars, fail_fast, deadline_secs: _, cancel_timeout_secs, nodes: _ } = spec;
         Self {
             env_vars: env_vars.clone(),

@@ -1,4 +1,4 @@
-//! Addresses that lead to a machine itself, or to what only its neighbors may ask.
+//! Addresses that lead to a machine itself, or to services that only its neighbors may use.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -8,9 +8,9 @@ const METADATA_V4: Ipv4Addr = Ipv4Addr::new(100, 100, 100, 200);
 const METADATA_V6: [Ipv6Addr; 2] =
     [Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254), Ipv6Addr::new(0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254)];
 
-/// Says why an address is an inner one, when it is: it leads to the machine that uses it, to its neighbors on one wire, to
-/// several machines at once, or to the service that tells a virtual machine its secrets. Scripts reach none of these, and the
-/// coordinator dials none, unless it is listed. Private networks are not among them.
+/// Returns why an address is an inner one, if it is: it leads to the machine that uses it, to its neighbors on one link, to
+/// several machines at once, or to the service that gives a virtual machine its secrets. Scripts reach none of these, and
+/// the coordinator dials none, unless the address is listed. Private networks are not among them.
 #[must_use]
 pub fn inner_kind(address: IpAddr) -> Option<&'static str> {
     match address {
@@ -22,7 +22,7 @@ pub fn inner_kind(address: IpAddr) -> Option<&'static str> {
     }
 }
 
-/// Gives the IPv4 address that an IPv6 address is another form of, or is translated to on its way: mapped, compatible, NAT64,
+/// Returns the IPv4 address that an IPv6 address represents, or is translated to on its way: mapped, compatible, NAT64,
 /// 6to4.
 #[must_use]
 pub fn embedded_v4(address: Ipv6Addr) -> Option<Ipv4Addr> {
@@ -56,7 +56,7 @@ fn inner_kind_v6(address: Ipv6Addr) -> Option<&'static str> {
         Ipv6Addr::UNSPECIFIED => Some("an unspecified address"),
         Ipv6Addr::LOCALHOST => Some("a loopback address"),
         _ if METADATA_V6.contains(&address) => Some("an address of a metadata service"),
-        // With what was site-local once.
+        // Includes the former site-local addresses.
         _ if first & 0xff80 == 0xfe80 => Some("a link-local address"),
         _ if address.is_multicast() => Some("a multicast address"),
         _ => None,

@@ -12,10 +12,10 @@ pub enum Isolation {
     /// A session of its own, limits, closed descriptors, a clean environment, no new privileges.
     #[default]
     Basic,
-    /// Files and system calls: it reaches its own directory and what every script may read, and has no
-    /// network unless it asked for it.
+    /// Files and system calls are restricted: the script reaches its own directory and what every script may read, and has
+    /// no network unless it requested it.
     Confined,
-    /// Processes and memory are bounded, whatever it starts.
+    /// Processes and memory are bounded, whatever the script starts.
     Contained,
 }
 

@@ -47,7 +47,7 @@ pub struct JobSpec {
     /// Files it makes that are kept and handed to its dependants, by relative path.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub outputs: Vec<String>,
-    /// The actor's signature over what is to run, when it made one: an envelope as JSON.
+    /// The actor's signature over the job, if it made one: an envelope as JSON.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signature: Option<String>,
 }
@@ -86,7 +86,7 @@ impl JobSpec {
     }
 }
 
-/// Notes what is wrong with a job's script; `at` is the path of the job, here and below.
+/// Checks a job's script, and notes violations; `at` is the path of the job, here and below.
 pub fn check_script(script: &ScriptSource, at: &str, violations: &mut Violations) {
     match script {
         ScriptSource::Inline(text) if text.is_empty() => {
@@ -97,7 +97,7 @@ pub fn check_script(script: &ScriptSource, at: &str, violations: &mut Violations
     }
 }
 
-/// Notes what is wrong with a job's files.
+/// Checks a job's files, and notes violations.
 pub fn check_files(files: &BTreeMap<String, BlobRef>, at: &str, violations: &mut Violations) {
     let mut total: u64 = 0;
     for (name, blob) in files {
@@ -121,7 +121,7 @@ pub fn check_files(files: &BTreeMap<String, BlobRef>, at: &str, violations: &mut
     check_count(files.len(), &format!("{at}.files"), violations);
 }
 
-/// Notes what is wrong with the names of what a job makes.
+/// Checks the names of a job's outputs, and notes violations.
 pub fn check_outputs(outputs: &[String], at: &str, violations: &mut Violations) {
     check_count(outputs.len(), &format!("{at}.outputs"), violations);
     let mut known = HashSet::new();
@@ -137,8 +137,8 @@ pub fn check_outputs(outputs: &[String], at: &str, violations: &mut Violations) 
     }
 }
 
-/// Says why an output names more than one file. Which files a job receives is fixed before it runs, and may be signed, so
-/// neither patterns nor directories can stand for names that are not known yet.
+/// Explains why an output may name more than one file. The files that a job receives are fixed before it runs, and may be
+/// signed, so neither patterns nor directories can stand for names that are not known yet.
 fn not_one_file(name: &str) -> Option<String> {
     let (what, stem) = if name.contains(['*', '?']) {
         ("a pattern", "outputs")
@@ -151,7 +151,7 @@ fn not_one_file(name: &str) -> Option<String> {
     ))
 }
 
-/// Notes a signature that is too long to look at.
+/// Notes a signature that is too long to check.
 pub fn check_signature(signature: Option<&str>, at: &str, violations: &mut Violations) {
     let (max, len) = (limits::SIGNATURE_BYTES_MAX, signature.map_or(0, str::len));
     if len > max {
@@ -176,7 +176,7 @@ fn check_script_size(size: u64, at: &str, violations: &mut Violations) {
     }
 }
 
-/// Notes what is wrong with an environment: names, count and size.
+/// Checks an environment, and notes violations of names, count and size.
 pub fn check_env(env: &EnvVars, at: &str, violations: &mut Violations) {
     if env.len() > limits::ENV_ENTRIES_MAX {
         violations.add(
@@ -209,7 +209,7 @@ pub fn check_env(env: &EnvVars, at: &str, violations: &mut Violations) {
 /// A file's place is a path inside the job's directory.
 ///
 /// # Errors
-/// Says what about the path could lead outside, or is no name at all.
+/// Describes why the path could lead outside, or is not a name.
 pub fn check_relative_path(path: &str) -> Result<(), &'static str> {
     if path.is_empty() || path.len() > 255 {
         return Err("a file's path has 1 to 255 bytes");

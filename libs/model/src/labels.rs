@@ -1,4 +1,4 @@
-//! Labels: what a runner says of itself in words of its admins, and what a node asks of runners.
+//! Labels: descriptions that admins give to a runner, and requirements of a node for its runner.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use crate::limits;
 use crate::printable::{check_line, is_hidden};
 use crate::violation::Violations;
 
-/// Checks labels, and adds what is wrong with them to `violations`.
+/// Checks labels, and adds their problems to `violations`.
 pub fn check_labels(labels: &BTreeMap<String, String>, at: &str, violations: &mut Violations) {
     if labels.len() > limits::LABELS_MAX {
         let (max, found) = (limits::LABELS_MAX, labels.len());

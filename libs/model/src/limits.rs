@@ -86,7 +86,7 @@ pub const PRESENCE_INSTANCES_MAX: usize = 1000;
 pub const SUPERVISOR_NAME_BYTES_MAX: usize = 128;
 /// Supervisors that a gateway's description names.
 pub const GATEWAY_PEERS_MAX: usize = 1000;
-/// Roles that an actor is told of itself.
+/// Maximum number of its own roles that an actor is shown.
 pub const ROLES_TOLD_MAX: usize = 1000;
 /// Exit codes after which a node is not tried again.
 pub const NO_RETRY_EXIT_CODES_MAX: usize = 256;
@@ -104,7 +104,7 @@ pub const RUN_JOB_WAIT_SECS_MAX: u32 = 3600;
 pub const GRAPH_BYTES_MAX: usize = 3 * 1024 * 1024;
 /// Seconds between asking a script to end and ending it, for a cancel that does not say.
 pub const STOP_GRACE_SECS: u32 = 5;
-/// A scheduler replica that was not heard for this long has lost its lease.
+/// Time without a heartbeat after which a scheduler replica has lost its lease.
 pub const LEASE_SECS: u32 = 5;
 /// Retries a node may ask for.
 pub const RETRIES_MAX: u32 = 100;
@@ -130,9 +130,9 @@ pub const TIMEOUT_GRACE_SECS: u32 = 60;
 pub const CANCEL_TIMEOUT_SECS: u32 = 30;
 /// A supervisor without presence for this long has lost its attempts.
 pub const LOST_AFTER_SECS: u32 = 300;
-/// How often a supervisor tells that it is there.
+/// Interval at which a supervisor announces its presence.
 pub const PRESENCE_INTERVAL_SECS: u32 = 10;
-/// A supervisor that was not heard for this long is taken for dead.
+/// Time without a sign of life after which a supervisor counts as dead.
 pub const PRESENCE_DEAD_AFTER_SECS: u32 = 30;
 /// A request id, in characters.
 pub const REQUEST_ID_CHARS_MAX: usize = 64;

@@ -49,7 +49,7 @@ pub struct DirectMessage {
     pub created_at: Timestamp,
     /// Time from which on the message is not taken any more.
     pub expires_at: Timestamp,
-    /// The sender's signature, an envelope as JSON, when it made one.
+    /// The sender's signature, an envelope as JSON, if it made one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signature: Option<String>,
 }

@@ -77,7 +77,7 @@ text_enum!(
         Acknowledged = "acknowledged",
         /// All its nodes have ended.
         Processed = "processed",
-        /// The message will not arrive; the field `error` says why.
+        /// The message will not arrive; the field `error` has the reason.
         Error = "error",
     }
 );

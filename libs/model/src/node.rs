@@ -17,13 +17,13 @@ use crate::prerequisite::Prerequisite;
 use crate::reason::Reason;
 use crate::time::Timestamp;
 
-/// Where a node stands. What may follow what is `flow::transition`'s business.
+/// State of a node. `flow::transition` defines the legal transitions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NodeState {
     /// Waits for what comes before it.
     Pending,
-    /// May run as soon as there is a place for it.
+    /// May run as soon as a runner is available.
     Ready,
     /// On its way to a supervisor, or in its queue.
     Dispatched,
@@ -117,7 +117,7 @@ pub enum RunIf {
     AllSucceeded,
     /// At least one completed, none failed.
     NoneFailed,
-    /// All ended, however.
+    /// All ended, in any way.
     AllDone,
     /// At least one failed, or was skipped because of a failure further up.
     AnyFailed,
@@ -223,13 +223,14 @@ pub struct NodePolicy {
 }
 
 impl NodePolicy {
-    /// Returns true if attempts of the node overtake all others of its context at a supervisor. Only admins may ask for that.
+    /// Returns true if attempts of the node overtake all others of its context at a supervisor. Only admins may request
+    /// that.
     #[must_use]
     pub const fn goes_first(&self) -> bool {
         self.priority == 0
     }
 
-    /// Lost attempts that are followed by another one: none of a job that must not run twice.
+    /// Maximum number of lost attempts that another one follows: none for a job that must not run twice.
     #[must_use]
     pub const fn losses_allowed(&self) -> u32 {
         if self.idempotent { self.losses } else { 0 }
@@ -256,7 +257,7 @@ impl Default for NodePolicy {
     }
 }
 
-/// A node as it is asked for: what never changes while the flow runs.
+/// A node as requested: the part that never changes while the flow runs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NodeSpec {
     /// The name within the flow.
@@ -313,7 +314,7 @@ pub struct FlowNode {
     /// Conditions outside the flow.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub prerequisites: Vec<Prerequisite>,
-    /// Those of them that were met when it was last looked at.
+    /// The prerequisites that were met at the last check.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub prerequisites_met: Vec<Prerequisite>,
     /// Which ends of `depends` let it run.
@@ -349,7 +350,7 @@ pub struct FlowNode {
     /// Why, when there is more to say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<Reason>,
-    /// When its cancellation was asked for.
+    /// When its cancellation was requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cancel_requested_time: Option<Timestamp>,
     /// Set when the attempt was closed as cancelled without the supervisor's confirmation.
@@ -446,7 +447,7 @@ impl FlowNode {
         }
     }
 
-    /// Raises its job id, and those of the nodes before it, by so much: of a flow whose ids begin elsewhere.
+    /// Raises its job id, and those of the nodes before it, by this much, for a flow whose ids start elsewhere.
     pub fn renumber(&mut self, by: u32) {
         for JobId(id) in std::iter::once(&mut self.job_id).chain(&mut self.depends) {
             *id = id.saturating_add(by);

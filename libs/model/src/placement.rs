@@ -1,4 +1,4 @@
-//! Which replica owns what is divided among those that live: a hash of the thing over their names.
+//! Division of things among the live replicas: a hash of the thing over their names decides the owner.
 //!
 //! Rendezvous hashing: each replica gets a number for the thing, and the highest wins. When a replica
 //! comes or goes, only its own things move. Everybody who asks has to come to the same answer, so the
@@ -6,7 +6,7 @@
 
 use crate::id::FlowUid;
 
-/// The scheduler replica that owns a flow; nothing when there is none.
+/// The scheduler replica that owns a flow; `None` without replicas.
 pub fn owner_of<'a>(replicas: impl IntoIterator<Item = &'a str>, flow: FlowUid) -> Option<&'a str> {
     let flow = flow.0.bits().to_le_bytes();
     replicas.into_iter().max_by_key(|name| (score(name, &flow), *name))

@@ -1,8 +1,8 @@
 //! Characters that a reader does not see as what they are, and that a terminal may obey.
 
-/// Returns true for a character that a terminal or a reader may take for something else: control characters (C0, DEL,
-/// C1), marks that change the direction of the text after them, and characters without any width. The blank, the tab and
-/// the end of a line are not told apart from other control characters here.
+/// Returns true for a character that a terminal or a reader may take for something else: control characters (C0, DEL, C1),
+/// marks that change the direction of the text after them, and characters without any width. The tab and the end of a line
+/// count as control characters here.
 #[must_use]
 pub const fn is_hidden(character: char) -> bool {
     matches!(
@@ -37,7 +37,7 @@ pub fn spelled(character: char) -> String {
 /// Checks that a short text of one line has no hidden characters.
 ///
 /// # Errors
-/// Says which one it has.
+/// Names the character.
 pub fn check_line(text: &str) -> Result<(), HiddenCharacter> {
     text.chars().find(|character| is_hidden(*character)).map_or(Ok(()), |found| Err(HiddenCharacter(found)))
 }

@@ -131,7 +131,7 @@ reason_codes! {
     BlobMissing = "BLOB_MISSING",
     /// The job demands more isolation than there is, or a layer of it could not be put around it.
     IsolationUnavailable = "ISOLATION_UNAVAILABLE",
-    /// The job asks for the network, and the supervisor's policy says no.
+    /// The job requests the network, and the supervisor's policy refuses it.
     NetworkRefused = "NETWORK_REFUSED",
     /// The supervisor's policy does not take it: for its context, its coordinator, its type or who signed it.
     PolicyRefused = "POLICY_REFUSED",
@@ -145,13 +145,13 @@ reason_codes! {
     DiskFull = "DISK_FULL",
     /// A node before it failed, or was skipped for this reason.
     UpstreamFailed = "UPSTREAM_FAILED",
-    /// The nodes before this one ended so that its `run_if` or its `when` says no.
+    /// The nodes before this one ended such that its `run_if` or its `when` is false.
     ConditionNotMet = "CONDITION_NOT_MET",
     /// The flow was cancelled.
     FlowCancelled = "FLOW_CANCELLED",
     /// The node was cancelled.
     NodeCancelled = "NODE_CANCELLED",
-    /// Another node failed in a flow that says `fail_fast`.
+    /// Another node failed in a flow with `fail_fast`.
     FailFast = "FAIL_FAST",
 }
 

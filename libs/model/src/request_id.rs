@@ -10,8 +10,8 @@ use crate::violation::Violations;
 pub struct RequestId(String);
 
 impl RequestId {
-    /// Nothing for an empty text, since such a request may not come again; nor for one that is none, which is noted under
-    /// `request_id`.
+    /// Returns `None` for an empty text, since such a request cannot be repeated; also for an invalid one, which is noted
+    /// under `request_id`.
     #[must_use]
     pub fn parse(text: &str, violations: &mut Violations) -> Option<Self> {
         if text.is_empty() {

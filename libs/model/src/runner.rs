@@ -1,4 +1,4 @@
-//! Runners: registrations of places where jobs can run, and what is known of them.
+//! Runners: registrations of supervisors where jobs can run, and their last known state.
 
 use std::collections::BTreeMap;
 
@@ -43,7 +43,7 @@ pub struct Runner {
     pub updated_at: Timestamp,
     /// Since when it is sent no new jobs.
     pub drained_at: Option<Timestamp>,
-    /// Since when it is listened to only until what runs there has ended.
+    /// Time of removal; since then its reports count only until everything running there has ended.
     pub deleted_at: Option<Timestamp>,
     /// The change counter at its last change.
     pub revision: Revision,
@@ -127,7 +127,7 @@ pub struct Presence {
     pub draining: bool,
 }
 
-/// A supervisor says more of itself than it may.
+/// A supervisor's presence exceeds a limit.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PresenceError {
     /// The name, or the version, is too long.
@@ -137,13 +137,13 @@ pub enum PresenceError {
         found: usize,
     },
     /// There are too many instances.
-    #[error("a supervisor tells of at most {max} instances, not {found}", max = limits::PRESENCE_INSTANCES_MAX)]
+    #[error("a presence lists at most {max} instances, not {found}", max = limits::PRESENCE_INSTANCES_MAX)]
     Instances {
         /// How many they are.
         found: usize,
     },
     /// All of it.
-    #[error("what a supervisor says of itself has at most {max} bytes, not {found}", max = limits::PRESENCE_BYTES_MAX)]
+    #[error("a presence has at most {max} bytes, not {found}", max = limits::PRESENCE_BYTES_MAX)]
     Bytes {
         /// About how many they are.
         found: usize,
@@ -159,10 +159,10 @@ impl Presence {
         128 + supervisor.len() + version.len() + instances
     }
 
-    /// Checks the limits of another supervisor's presence, since every client that lists runners gets all of it.
+    /// Checks the limits of another supervisor's presence, because every client that lists runners receives all of it.
     ///
     /// # Errors
-    /// Names the limit that it is beyond.
+    /// Names the exceeded limit.
     pub fn check(&self) -> Result<(), PresenceError> {
         let name = self.supervisor.len().max(self.version.len());
         if name > limits::SUPERVISOR_NAME_BYTES_MAX {
@@ -178,7 +178,7 @@ impl Presence {
         Ok(())
     }
 
-    /// Leaves out the last instances where they are more than may be told. Says how many.
+    /// Drops the last instances beyond the maximum. Returns the number dropped.
     pub fn truncate(&mut self) -> usize {
         let all = self.instances.len();
         self.instances.truncate(limits::PRESENCE_INSTANCES_MAX);
@@ -211,16 +211,16 @@ impl Presence {
     }
 }
 
-/// A runner record with what was last heard from its supervisor.
+/// A runner record with the last state that its supervisor reported.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RunnerView {
     /// The registration.
     pub runner: Runner,
-    /// Presence that the supervisor announced last; absent when it was never heard.
+    /// Presence that the supervisor announced last; absent when it never announced one.
     pub presence: Option<Presence>,
-    /// When it was last heard.
+    /// When it was last seen.
     pub last_seen: Option<Timestamp>,
-    /// True if the supervisor was heard recently enough to be sent jobs.
+    /// True if the supervisor was seen recently enough to be sent jobs.
     pub live: bool,
 }
 

@@ -181,7 +181,7 @@ impl fmt::Display for CommandId {
 
 impl FromStr for CommandId {
     type Err = crate::id::ParseIdError;
-    /// Only the one form in which it is written: what is compared as a text must not have two.
+    /// Accepts only the canonical form: ids are compared as texts, so each must have only one.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let found = uuid::Uuid::try_parse(text).map(|id| Self(id.as_u128())).ok();
         found
@@ -244,7 +244,7 @@ states!(
         Stuck = "stuck",
         /// The instance has done what it was for.
         Completed = "completed",
-        /// The instance ended otherwise, as its definition says.
+        /// The instance ended otherwise, as its definition specifies.
         Failed = "failed",
         /// Everything that was done is undone.
         Compensated = "compensated",
@@ -259,15 +259,15 @@ states!(
     EffectState {
         /// The call's command has come.
         Accepted = "accepted",
-        /// The call is about to be made, is being made, or was.
+        /// The call is about to be made, is in progress, or was made.
         Calling = "calling",
-        /// The call will be made again.
+        /// The call will be retried.
         Backoff = "backoff",
         /// The call's answer comes later.
         Waiting = "waiting",
         /// The call may have happened.
         Unknown = "unknown",
-        /// A person has to say whether it happened.
+        /// A person has to decide whether it happened.
         Manual = "manual",
         /// The call succeeded.
         Succeeded = "succeeded",
@@ -275,7 +275,7 @@ states!(
         Failed = "failed",
         /// The call took too long.
         TimedOut = "timed_out",
-        /// The call is not wanted any more.
+        /// The call is no longer wanted.
         Cancelled = "cancelled",
     }
     ends: Succeeded | Failed | TimedOut | Cancelled

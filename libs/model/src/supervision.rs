@@ -40,11 +40,11 @@ pub mod method {
 
 /// The topic under which coordinators are spoken to on a bus.
 pub const COORDINATOR_TOPIC: &str = "coordinator.rpc";
-/// The topic under which supervisors are spoken to, unless their record says otherwise.
+/// The topic of requests to supervisors, unless their record names another.
 pub const SUPERVISOR_TOPIC: &str = "supervisor.rpc";
 
-/// The topic under which coordinators speak to each other. Not [`COORDINATOR_TOPIC`]: one node may carry a supervisor and
-/// a coordinator, and who speaks under that topic is a supervisor.
+/// The topic of requests between coordinators. Not [`COORDINATOR_TOPIC`]: one node may carry a supervisor and a
+/// coordinator, and every sender under that topic is a supervisor.
 pub const GATEWAY_TOPIC: &str = "gateway.rpc";
 
 /// Attempts that one [`JobsForget`] names at most.
@@ -77,7 +77,7 @@ pub struct JobStop {
 pub struct JobStopped {
     /// The attempt does not run, and will not.
     pub stopped: bool,
-    /// Where it stands: `unknown`, `stopped`, `stopping`, or how it had ended before.
+    /// State of the attempt: `unknown`, `stopped`, `stopping`, or how it had ended before.
     pub state: String,
     /// Processes that had to be killed beside the attempt's own, once it has ended.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -93,7 +93,7 @@ pub const STATE_STARTED: &str = "started";
 /// The state of an attempt that was handed back unstarted.
 pub const STATE_RETURNED: &str = "returned";
 
-/// Says that attempts are not needed any more, since their flow is gone: those that have ended are forgotten, others go on.
+/// Releases attempts whose flow is gone: attempts that have ended are forgotten, others continue.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobsForget {
     /// Which; all of one context, and at most [`JOBS_FORGET_MAX`].
@@ -123,7 +123,7 @@ pub struct JobStatus {
     pub end: Option<Box<AttemptEnd>>,
 }
 
-/// How an attempt ended. One that the supervisor does not know, or not any more, is refused instead.
+/// How an attempt ended. A query for an attempt that the supervisor does not know (any more) is refused instead.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct JobResult {
     /// `queued`, `started`, `returned`, or how it ended.
@@ -149,7 +149,7 @@ pub struct JobLogs {
 /// A piece of what an attempt printed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobLogPiece {
-    /// Where it begins: where it was asked for, or at the next character.
+    /// Offset of its first byte: the requested one, or that of the next character.
     pub offset: u64,
     /// Text that was printed; empty at the end.
     pub text: String,
@@ -157,7 +157,7 @@ pub struct JobLogPiece {
     pub next_offset: u64,
     /// How many bytes were printed so far.
     pub size: u64,
-    /// There is nothing behind this piece, and there will not be.
+    /// No output follows this piece, now or later.
     pub complete: bool,
 }
 
@@ -170,7 +170,7 @@ pub struct AttemptOrigin {
     pub flow_id: FlowId,
 }
 
-/// Something that happened to an attempt. Repeated until it is answered.
+/// Something that happened to an attempt. Repeated until it is acknowledged.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct JobEvent {
     /// Which attempt.
@@ -202,7 +202,7 @@ pub enum JobEventKind {
     Returned,
 }
 
-/// A piece of what an attempt printed, as it is told.
+/// A piece of an attempt's output, as an event carries it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobOutput {
     /// How many bytes were printed before it.
@@ -218,7 +218,7 @@ impl JobEvent {
     /// Converts the event to a report for the scheduler; a piece of output is no report.
     ///
     /// # Errors
-    /// Gives a piece of output.
+    /// Returns the piece of output if this is one.
     pub fn into_report(self) -> Result<NodeReport, JobOutput> {
         let Self { job_key, origin: AttemptOrigin { context_id, flow_id }, seq: _, event } = self;
         let kind = match event {
@@ -238,11 +238,12 @@ pub struct ContextDrop {
     pub context_uid: ContextUid,
 }
 
-/// Announces a coordinator's new root: the one that has signed this. Contexts bound to its earlier roots are bound to it
-/// from now on, and the earlier roots are refused. Idempotent.
+/// Announces a coordinator's new root: the one that signed this. Contexts bound to its earlier roots are rebound to it from
+/// now on, and the earlier roots are refused. Idempotent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CoordinatorSucceed {
-    /// The changes that lead to it, oldest first: each an envelope as JSON, signed by the root before it and the one after.
+    /// The root changes that lead to it, oldest first: each an envelope as JSON, signed by the root before it and the one
+    /// after.
     pub changes: Vec<String>,
 }
 
@@ -292,6 +293,6 @@ pub struct BlobPut {
     pub data: String,
 }
 
-/// An answer that says nothing but that there is one.
+/// An empty answer, which only confirms the request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct EmptyResult {}

@@ -29,7 +29,7 @@ impl Violations {
         Self(Vec::new())
     }
 
-    /// Notes one more.
+    /// Adds a violation.
     pub fn add(&mut self, field: impl Into<String>, description: impl fmt::Display) {
         self.0.push(Violation { field: field.into(), description: description.to_string() });
     }
@@ -59,7 +59,7 @@ impl Violations {
     /// The value when nothing was wrong.
     ///
     /// # Errors
-    /// Gives everything that was noted.
+    /// Returns the noted violations.
     pub fn into_result<T>(self, value: Option<T>) -> Result<T, Self> {
         match value {
             Some(value) if self.0.is_empty() => Ok(value),

@@ -113,7 +113,7 @@ pub struct Datagram<'a> {
     /// How it is wrapped.
     pub form: PayloadForm,
     /// Time after which the payload is of no use; the bus's own limit when absent. A receiver that gets it
-    /// later drops it, where the bus can tell.
+    /// later drops it, where the bus carries the deadline.
     pub deadline: Option<Instant>,
     /// Message that this payload answers, when its sender waits for a bare reply instead of one under a topic.
     pub reply_to: Option<ReplyTo>,
@@ -132,7 +132,7 @@ pub struct IncomingPayload {
     pub payload: Bytes,
     /// How the payload was wrapped.
     pub form: PayloadForm,
-    /// Tells the bus, when it is dropped, that it need not keep the payload any longer.
+    /// Signals to the bus, when it is dropped, that it need not keep the payload any longer.
     pub receipt: Receipt,
 }
 
@@ -211,13 +211,13 @@ pub fn watch_up(bus: &dyn Bus) -> watch::Receiver<bool> {
 pub struct BusNode {
     /// Key of the node.
     pub key: PublicKey,
-    /// Overlay address of the node; old daemons do not tell.
+    /// Overlay address of the node; old daemons do not report it.
     pub ip: Option<Ipv6Addr>,
     /// Subnet of the node in the overlay, as written there; empty where there is none.
     pub subnet: String,
     /// Version of the transport, as it reports; empty where it does not.
     pub version: String,
-    /// Unix time of its start, in seconds; old daemons do not tell.
+    /// Unix time of its start, in seconds; old daemons do not report it.
     pub start_secs: Option<u64>,
     /// The node takes messages of any topic from any sender.
     pub takes_any_topic: bool,

@@ -19,7 +19,7 @@ use crate::json_rpc::{
 /// Payloads that may wait to be sent to one node.
 const OUTBOX_LEN: usize = 64;
 
-/// Nodes that one node speaks with. What strangers beyond it send is ignored.
+/// Peers of one node, at most. Payloads of further nodes are ignored.
 pub const PEERS_MAX: usize = 4096;
 
 /// One side of a conversation with a node.
@@ -138,8 +138,8 @@ impl BusPeers {
         }
     }
 
-    /// Takes in what comes under a topic until the inbox ends. With a node that was not spoken to before a
-    /// conversation begins in which it is answered under `their_topic`, in the form it speaks in.
+    /// Receives under a topic until the inbox ends. A payload of an unknown node opens a
+    /// conversation in which it is answered under `their_topic`, in the form that it uses.
     pub async fn run(&self, mut inbox: BusInbox, their_topic: &str) {
         let (peers, topic) = (self.clone(), their_topic.to_owned());
         inbox.hand_over_to(Arc::new(move |incoming| peers.take_in(incoming, &topic)));
@@ -156,7 +156,7 @@ impl BusPeers {
         }
         let side = (self.0.accept)(from);
         match side.guard.open(&payload) {
-            // Only who is heard has a conversation.
+            // Only an accepted payload opens a conversation.
             Ok(payload) => {
                 let manner = ChannelOptions { topic: their_topic.to_owned(), form };
                 if let Some(begun) = self.begin(from, manner, side) {
@@ -164,7 +164,7 @@ impl BusPeers {
                 }
             }
             Err(RejectedPayload { error, .. }) => {
-                tracing::warn!(%from, reason = error.reason(), "a node was not heard");
+                tracing::warn!(%from, reason = error.reason(), "a payload of a node is rejected");
             }
         }
     }
@@ -269,7 +269,7 @@ impl DirectSender for PeerSender {
         tracing::debug!(%to, %topic, %error, "a payload was not sent");
         let is_late = deadline.is_some_and(|deadline| deadline <= Instant::now());
         match form {
-            // A plain node answers other calls whenever they are done, and is not asked for them again.
+            // A plain node answers calls whenever they are done, so its calls are not repeated.
             PayloadForm::Plain => PayloadSendResult::Lost(batch),
             PayloadForm::Framed if is_late => PayloadSendResult::Stale,
             PayloadForm::Framed => PayloadSendResult::Unreachable,

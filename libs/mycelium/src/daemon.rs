@@ -1,25 +1,25 @@
 //! A bus over a Mycelium daemon, through its JSON-RPC API.
 //!
-//! The daemon carries messages from node to node and authenticates who sent them. It keeps them in memory
+//! The daemon carries messages from node to node and authenticates their senders. It keeps them in memory
 //! only, hands each over at most once, in any order, never delivers some sizes, and does nothing else while
-//! a pop waits. The bus makes of that: a payload is handed to the listener once for each time that it
+//! a pop waits. On top of it the bus guarantees: a payload is handed to the listener once for each time that it
 //! was sent, or its sender learns that it was not.
 //!
 //! - Every frame carries its sender's number for it, a deadline and a length ([`frame`]), and is padded
-//!   to a size that arrives. Long payloads go in parts ([`reassembly`]). Plain JSON-RPC goes and comes as it is.
+//!   to a size that arrives. Long payloads go in parts ([`reassembly`]). Plain JSON-RPC is passed through unchanged.
 //! - The bus at the other end acknowledges each frame by a reply; the sender pushes it again until it has
-//!   one, from the key that it asked ([`outgoing`]). Duplicates are found by their number ([`duplicates`]).
-//! - A node that does not answer is probed with one message at a time, more and more rarely; what
-//!   is for others is not held up ([`node_channel`]).
+//!   one, from the key that it sent to ([`outgoing`]). Duplicates are found by their number ([`duplicates`]).
+//! - A node that does not answer is probed with one message at a time, more and more rarely; messages
+//!   for other nodes are not held up ([`node_channel`]).
 //! - Messages are looked for without waiting, kept in the daemon until they are persisted, then taken
 //!   out and acknowledged ([`incoming`]).
-//! - A daemon that is down is dialled again and again; what is being sent waits, until its deadline
+//! - A daemon that is down is dialled again and again; outgoing messages wait, until their deadline
 //!   ([`connection`]).
 //!
 //! Persisting is the task of the JSON-RPC handler: a supervisor stores a job before it answers
 //! `job.run`, a coordinator an event. [`crate::BusPeers`] gives the receipt when the handler is done, and
-//! the caller repeats its call until it was answered; job keys tell repetitions apart, also those that this
-//! bus no longer can because it was started again.
+//! the caller repeats its call until it was answered; job keys reveal repetitions, also those that this
+//! bus cannot recognize because it was restarted.
 
 mod api;
 mod connection;
@@ -56,7 +56,7 @@ pub use frame::{FRAME_BYTES_MAX, MESSAGE_BYTES_MAX, PART_BYTES_MAX};
 pub use metrics::Metrics;
 pub use node_channel::IN_FLIGHT_MAX;
 
-/// The port that a daemon answers on unless it is told otherwise.
+/// The default port of a daemon's API.
 pub const PORT_DEFAULT: u16 = 8990;
 
 /// Which daemon, and how it is used.
@@ -156,7 +156,7 @@ struct DaemonBusInner {
 }
 
 impl DaemonBus {
-    /// Begins to speak to a daemon, which need not be there yet. Has to be called within a Tokio runtime.
+    /// Starts the client of a daemon, which need not be there yet. Has to be called within a Tokio runtime.
     ///
     /// # Errors
     /// [`BadUrl`].

@@ -32,7 +32,7 @@ pub trait Guard: Send + Sync + 'static {
 pub struct RejectedPayload {
     /// Error for the sender, where it is answered at all.
     pub error: JsonRpcError,
-    /// Opened payload, when its sender may be told: each of its requests is answered with the error.
+    /// Opened payload, when its sender may get an answer: each of its requests is answered with the error.
     pub body: Option<Bytes>,
     /// The conversation is over: its sender must begin a new one.
     pub over: bool,

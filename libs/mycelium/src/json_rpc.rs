@@ -26,7 +26,7 @@ pub use write::{request, response};
 pub const PAYLOAD_TYPE: &str = "application/vnd.mycora.rpc+json";
 /// Maximum size of a payload: what a gRPC message can carry, less its frame.
 pub const PAYLOAD_BYTES_MAX: usize = 4 * 1024 * 1024 - 4096;
-/// A batch ends at this size, or at [`BATCH_LEN_MAX`]; what is left goes with the next.
+/// A batch ends at this size, or at [`BATCH_LEN_MAX`]; the rest goes with the next.
 pub const BATCH_BYTES_MAX: usize = 1024 * 1024;
 /// Members of one batch, at most.
 pub const BATCH_LEN_MAX: usize = 1000;
@@ -132,7 +132,7 @@ impl JsonRpcRequest {
     /// Reads the parameters.
     ///
     /// # Errors
-    /// An answer that says what is wrong with them.
+    /// An answer that names what is wrong with them.
     pub fn read<T: DeserializeOwned>(&self) -> Result<T, JsonRpcError> {
         serde_json::from_str(self.params.get()).map_err(|error| {
             JsonRpcError::of_protocol(INVALID_PARAMS, format!("{}: {}", self.method, error_text(&error)))

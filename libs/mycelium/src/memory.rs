@@ -23,7 +23,7 @@ pub struct MemoryNetwork {
 
 type MemoryNodes = HashMap<PublicKey, HashMap<String, MemoryListener>>;
 
-/// Where what is sent under a topic goes.
+/// Receiver of the payloads of a topic.
 #[derive(Debug, Clone)]
 struct MemoryListener {
     channel: mpsc::Sender<IncomingPayload>,
@@ -181,7 +181,7 @@ impl Bus for MemoryBus {
                 Err(TrySendError::Full(back)) => incoming = back,
                 Err(TrySendError::Closed(_)) => return Err(unreachable(to, topic)),
             }
-            // A place is only waited for: by then a sink may have taken what was sent before.
+            // Only room is awaited: by then a sink may have taken the earlier payloads.
             channel.reserve().await.map(drop).map_err(|_| unreachable(to, topic))?;
         }
     }
@@ -270,7 +270,7 @@ mod tests {
         inbox.hand_over_to(Arc::new(move |incoming: IncomingPayload| {
             took.send(incoming.payload).expect("somebody looks");
         }));
-        // More than an inbox holds: nobody reads that one.
+        // More than an inbox holds, and the inbox is not read.
         for _ in 0..=INBOX_LEN {
             a.send(parcel(to, "next")).await.expect("taken");
         }

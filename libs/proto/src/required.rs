@@ -1,7 +1,7 @@
-//! Fields without which a request is about nothing: numbers and names of what it asks for.
+//! Fields without which a request has no object: numbers and names of what it is about.
 //!
-//! proto3 cannot tell a number that was left out from 0, which no object of ours has. A caller that leaves one out is
-//! told so by the field's name, with everything else that is wrong, instead of that there is no such object.
+//! proto3 cannot distinguish a number that was left out from 0, which no object of ours has. A caller that leaves one out gets
+//! the field's name, with all other violations, instead of "there is no such object".
 
 use model::Violations;
 
@@ -45,7 +45,7 @@ impl<T> Unset for Option<T> {
     }
 }
 
-/// Starts the list of what is wrong with a request with the fields that it lacks.
+/// Starts the violations of a request with the fields that it lacks.
 #[must_use]
 pub fn missing<R: Required>(request: &R) -> Violations {
     let mut violations = Violations::new();

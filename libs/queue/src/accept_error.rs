@@ -35,7 +35,7 @@ pub enum JobAcceptError {
 }
 
 impl JobAcceptError {
-    /// The code that coordinators are told.
+    /// The code that coordinators get.
     #[must_use]
     pub const fn code(&self) -> &'static str {
         match self {

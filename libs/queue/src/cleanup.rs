@@ -12,9 +12,9 @@ use crate::supervisor::SupervisorQueues;
 const BATCH: usize = 200;
 
 impl SupervisorQueues {
-    /// Forgets attempts of a flow that is gone, and refuses them for [`DROP_MARK_KEEP`] should they come late. One of whose end the
-    /// coordinator has not heard yet is forgotten when it has; one that another coordinator sent, or that others than our
-    /// instances may still write, goes by its own time. Gives those that are forgotten now.
+    /// Forgets attempts of a flow that is gone, and refuses them for [`DROP_MARK_KEEP`] should they come late. An attempt whose end the
+    /// coordinator has not acknowledged yet is forgotten once it has; one that another coordinator sent, or that others than our
+    /// instances may still write, expires on its own. Returns those that are forgotten now.
     ///
     /// # Errors
     /// Any [`kv::Error`]; may be repeated.
@@ -59,7 +59,7 @@ impl SupervisorQueues {
         Ok(running)
     }
 
-    /// Removes what happened in a context and was not told yet.
+    /// Removes events of a context that were not delivered yet.
     async fn drop_events(&self, context: ContextUid) -> Result<()> {
         let prefix = format!("{context}-");
         let mut from = "-".to_owned();

@@ -8,7 +8,7 @@ use kv::{BlockingConnection, Cmd, Result, Value};
 use model::{JobKey, ScriptType};
 use serde::{Deserialize, Serialize};
 
-/// How long one pop waits before it is asked anew.
+/// How long one pop waits before it is repeated.
 const BLOCK: Duration = Duration::from_secs(30);
 
 /// Command that the supervisor sends to an instance.
@@ -19,7 +19,7 @@ pub enum InstanceCommand {
     Stop {
         /// Which job.
         job_key: JobKey,
-        /// How long it may take after it was asked.
+        /// How long the job may take to end after the request, in seconds.
         grace_secs: u32,
     },
     /// Take no more jobs, finish those that run, leave.
@@ -32,7 +32,7 @@ pub enum InstanceCommand {
 
 /// Waits for commands on a connection of its own.
 ///
-/// A command whose answer is lost with the connection is gone; stops are told again by
+/// A command whose answer is lost with the connection is gone; stops are repeated by
 /// [`crate::InstanceSession::refresh`].
 #[derive(Debug)]
 pub struct InstanceCommandReader {

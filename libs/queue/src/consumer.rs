@@ -12,7 +12,7 @@ use crate::instance::InstanceSession;
 use crate::script::{HELD, STOP_TAKING};
 use crate::supervisor::requeue_unclaimed_in;
 
-/// How long one pop waits before it is asked anew; nothing depends on it but a line that went dead.
+/// How long one pop waits before it is repeated; it matters only for detecting a dead connection.
 const BLOCK: Duration = Duration::from_secs(30);
 
 /// Gives an instance its jobs. One per instance.
@@ -146,8 +146,8 @@ impl JobConsumer {
         Ok(fetched)
     }
 
-    /// Takes only what is still this instance's own, after it did not show for so long that its jobs may have been ended as lost. An entry
-    /// that was popped goes back, since it may be of others.
+    /// Takes only jobs that are still this instance's own, after its presence was missing for so long that its jobs may have been ended
+    /// as lost. An entry that was popped goes back, since another instance may get it.
     async fn after_absence(&self, popped: Value) -> Result<Vec<ClaimedJob>> {
         if !popped.is_nil() {
             let [list, entry] = popped.tuple()?;
@@ -176,7 +176,7 @@ impl JobConsumer {
         for queue in &self.consumer_state().queues {
             requeue_unclaimed_in(self.instance.db(), queue).await?;
         }
-        // Before they are asked for: an answer that is lost from here on counts.
+        // Before the query: an answer that is lost from here on counts.
         self.consumer_state().reply_lost.store(false, Ordering::Release);
         let doubt = LostReplyGuard::begin(self.consumer_state());
         let answer = self.instance.db().call(self.instance.of_this_life(&HELD)).await?.array()?;

@@ -1,4 +1,4 @@
-//! How jobs are asked for, and how those are read that are given.
+//! How jobs are requested, and how the answers are read.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -32,7 +32,7 @@ pub(crate) struct JobConsumerState {
     pub(crate) queues: Vec<String>,
     /// How many of them are open: demand nothing, and are not for ours alone.
     places: usize,
-    /// How their names can end: what each says of what is demanded, between commas.
+    /// How their names can end: the demands of each, separated by commas.
     demands: String,
     /// Where it is handed jobs.
     pub(crate) handed: String,
@@ -123,7 +123,7 @@ impl Drop for LostReplyGuard<'_> {
 }
 
 impl InstanceSession {
-    /// Reads what was given to one that asked.
+    /// Reads the answer to a request for jobs.
     pub(crate) async fn read_taken(&self, answer: Value) -> Result<Vec<ClaimedJob>> {
         let [taken, more, handed] = answer.tuple()?;
         self.consumer_state().may_have_more.store(more.int()? > 0, Ordering::Release);
@@ -142,8 +142,8 @@ impl InstanceSession {
         for entry in &handed {
             match parts(entry) {
                 Some(parts) => jobs.push(Value::Array(parts.map(|part| Value::Bytes(part.into())).into())),
-                // Whoever wrote it there: nobody is handed such a thing.
-                None => tracing::warn!(instance = %self.who(), "what it was handed cannot be read"),
+                // A foreign client wrote it there: the scripts write no such entry.
+                None => tracing::warn!(instance = %self.who(), "a handed-over entry cannot be read"),
             }
         }
         self.read_jobs(Value::Array(jobs)).await
@@ -159,7 +159,7 @@ impl InstanceSession {
             let grants = grants.optional_text()?.filter(|text| !text.is_empty());
             let (Ok(key), Ok(started_at)) = (key.parse::<JobKey>(), started_at.parse::<Timestamp>()) else {
                 // None of ours; the others are not to be lost with it.
-                tracing::warn!(instance = %self.who(), "what it was given is no job");
+                tracing::warn!(instance = %self.who(), "an entry that it took is not a job");
                 continue;
             };
             self.hold(key);
@@ -209,7 +209,7 @@ fn demands(shared: &WorkQueue, queues: &[WorkQueue]) -> String {
     ends.fold(",".to_owned(), |demands, end| demands + &end + ",")
 }
 
-/// Key, time, job, script and grants of a job that was handed over; nothing for what is none.
+/// Key, time, job, script and grants of a job that was handed over; nothing for any other entry.
 fn parts(entry: &str) -> Option<[&str; 5]> {
     let (head, bodies) = entry.split_once('\n')?;
     let mut head = head.split(' ');

@@ -1,4 +1,4 @@
-//! Coordinators: where they were heard from, for a supervisor that has to speak first after a restart; and their roots,
+//! Coordinators: the nodes through which they are reached, for a supervisor that has to send first after a restart; and their roots,
 //! which may be succeeded by others.
 
 use std::collections::BTreeMap;
@@ -44,8 +44,8 @@ pub struct RootTransferCounts {
 }
 
 impl SupervisorQueues {
-    /// Notes the node of a bus through which a coordinator was heard, and forgets whom else it led to. Gives whether it
-    /// is kept: not of one to whom no context is bound, since anybody can be one.
+    /// Records the node of a bus through which a coordinator was reached, and forgets any other coordinator of that node. Returns whether
+    /// it is recorded: not for a coordinator without a bound context, since anybody can be one.
     ///
     /// # Errors
     /// Any [`kv::Error`].
@@ -54,7 +54,7 @@ impl SupervisorQueues {
         Ok(self.db().call(call).await?.int()? == 1)
     }
 
-    /// The nodes through which coordinators were heard last, by coordinator.
+    /// Returns the nodes through which coordinators were reached last, by coordinator.
     ///
     /// # Errors
     /// Any [`kv::Error`].
@@ -97,7 +97,7 @@ impl SupervisorQueues {
             "noted" => Ok(RotationStartOutcome::Noted),
             "known" => Ok(RotationStartOutcome::Known),
             "unknown" => Ok(RotationStartOutcome::Unknown),
-            other => Err(Error::Protocol(format!("`{other}` is no beginning of a succession"))),
+            other => Err(Error::Protocol(format!("`{other}` is not an answer of begin_succession"))),
         }
     }
 
@@ -105,7 +105,7 @@ impl SupervisorQueues {
     /// where an earlier call broke off; gives what this one has done.
     ///
     /// # Errors
-    /// [`Error::Refused`] with `ROOT_SUCCEEDED` when that is not what was noted; any [`kv::Error`]. May be repeated.
+    /// [`Error::Refused`] with `ROOT_SUCCEEDED` when another rotation was noted; any [`kv::Error`]. May be repeated.
     pub async fn transfer_bindings(&self, old: &str, new: &str) -> Result<RootTransferCounts> {
         let mut passed = RootTransferCounts::default();
         let (mut context, mut place) = (String::new(), String::new());

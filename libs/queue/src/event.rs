@@ -14,10 +14,10 @@ use crate::{ENDED_KEEP, crash_point};
 
 /// How many events one read gives at most.
 const READ_MAX: u32 = 256;
-/// How long one read waits before it is asked anew; nothing depends on it but a line that went dead.
+/// How long one read waits before it is repeated; it matters only for detecting a dead connection.
 const BLOCK: Duration = Duration::from_secs(30);
 
-/// Where a job came from, as its coordinator numbers things; echoed in everything said of it.
+/// Where a job came from, in its coordinator's numbers; echoed in every report on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QueuedJobOrigin {
     /// The context.
@@ -69,7 +69,7 @@ pub struct LogChunk {
     pub offset: u64,
     /// Output that was printed; bytes that are not UTF-8 were replaced.
     pub text: String,
-    /// When the first of it was printed, by the instance's clock; absent where nobody noted it.
+    /// When the first of it was printed, by the instance's clock; absent where that was not noted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time: Option<Timestamp>,
 }
@@ -82,13 +82,13 @@ impl LogChunk {
     }
 }
 
-/// Reads the events, each at least once: what was not acknowledged is given again after a restart.
+/// Reads the events, each at least once: events that were not acknowledged are delivered again after a restart.
 #[derive(Debug)]
 pub struct QueueEventReader {
     db: KvConnection,
     blocking: BlockingConnection,
-    /// While set, what was given to an earlier life (or was lost on the way to this one) is read, behind
-    /// this entry; afterwards what is new.
+    /// While set, events that were delivered to an earlier process (or got lost on the way to this one) are read, after
+    /// this entry; afterwards new ones.
     redeliver_from: Option<String>,
     last: String,
 }
@@ -131,8 +131,8 @@ impl QueueEventReader {
         Ok(events)
     }
 
-    /// Removes events that the coordinator has answered. Records of jobs that ended are kept for
-    /// [`ENDED_KEEP`] from now on, without what was needed to run them; of those that were to be forgotten nothing is.
+    /// Removes events that the coordinator has acknowledged. Records of jobs that ended are kept for
+    /// [`ENDED_KEEP`] from now on, without what was needed to run them; records that were to be forgotten go at once.
     ///
     /// # Errors
     /// Any [`kv::Error`]; may be repeated.
@@ -149,7 +149,7 @@ impl QueueEventReader {
 
     async fn read(&mut self, cancel: impl Future<Output = ()>) -> Result<Vec<StreamEntry>> {
         while let Some(from) = self.redeliver_from.clone() {
-            // Asked about what is pending the server never waits.
+            // A read of pending entries never waits at the server.
             match self.db.cmd(read_command().arg("STREAMS").arg(DONE).arg(&from)).await {
                 Ok(answer) => {
                     let entries = entries(answer)?;

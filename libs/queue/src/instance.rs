@@ -120,7 +120,7 @@ struct InstanceSessionInner {
 #[derive(Debug)]
 struct PresenceTracker {
     last: Instant,
-    /// Others may have taken the instance for lost since this was asked last.
+    /// Others may have taken the instance for lost since the last check.
     was_away: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Telling an instance that is gone from one that could not be heard.
+//! Detection of instances that are gone, as opposed to briefly unreachable ones.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -32,11 +32,11 @@ impl InstanceLossDetector {
         Self { patience, missing: HashMap::new() }
     }
 
-    /// Looks, and gives the instances that are gone. Their processes have to be ended first; then
+    /// Checks, and returns the instances that are gone. Their processes have to be ended first; then
     /// [`SupervisorQueues::end_lost`] ends their jobs.
     ///
     /// # Errors
-    /// Any [`kv::Error`], after which the waiting begins anew.
+    /// Any [`kv::Error`], after which the wait starts over.
     pub async fn check(&mut self, supervisor: &SupervisorQueues, now: Instant) -> Result<Vec<InstanceRef>> {
         let absent = match supervisor.absent().await {
             Ok(absent) => absent,

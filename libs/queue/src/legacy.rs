@@ -25,7 +25,7 @@ use crate::supervisor::SupervisorQueues;
 
 /// How long after its timeout a job that an old worker took, and never ended, is lost.
 pub const OLD_WORKER_PATIENCE: Duration = Duration::from_secs(60);
-/// How much of what an old worker's job printed is told.
+/// How many bytes of an old worker's job output are reported.
 pub const OLD_OUTPUT_BYTES_MAX: usize = 64 * 1024;
 
 /// How many jobs one script looks at.
@@ -107,7 +107,7 @@ impl SupervisorQueues {
             swept.taken += taken;
             swept.lost += lost;
             kept += still;
-            // Ended by somebody else meanwhile, they are gone from there as well.
+            // If something else has ended them meanwhile, they are gone from there as well.
             swept.ended += self.end_old(queue, &ends).await?;
             if taken == 0 && (looked_at == 0 || looked_at == still && looked_at < BATCH as u64) {
                 return Ok(());

@@ -4,14 +4,14 @@
 //! supervisor ─ accept ─► hero:job:<key> + queue ─ take ─► instance ─ log, finish ─► hero:done ─► supervisor
 //! ```
 //!
-//! [`SupervisorQueues`] accepts, stops, counts, looks after what was lost, and reads what happened through
+//! [`SupervisorQueues`] accepts, stops and counts jobs, ends lost ones, and reads events through
 //! [`QueueEventReader`]. An instance [`join`]s and works with an [`InstanceSession`], a [`JobConsumer`] that gives it jobs and
-//! an [`InstanceCommandReader`] that gives it commands. Every change is one script; nothing polls, but that
-//! old workers, who tell nobody, are looked after every second.
+//! an [`InstanceCommandReader`] that gives it commands. Every change is one script; nothing polls, except that
+//! old workers, which send no events, are checked every second.
 //!
 //! A job's `status`: `queued → started → finished | error | timeout | stopped | lost`, or
-//! `queued → stopped | returned`. It stands in `state`; `status` says the same for other readers, and old workers
-//! overwrite it.
+//! `queued → stopped | returned`. The protocol uses the field `state`; `status` repeats it for other readers, and old workers
+//! overwrite that one.
 
 mod accept_error;
 mod cleanup;
@@ -71,7 +71,7 @@ pub const QUEUE_LEN_MAX: usize = 100_000;
 pub const STOP_MARK_KEEP: Duration = Duration::from_secs(24 * 3600);
 /// How long late jobs of a context that was dropped are refused.
 pub const DROP_MARK_KEEP: Duration = Duration::from_secs(600);
-/// How long an ended job's record is kept after the coordinator has heard of it.
+/// How long an ended job's record is kept after the coordinator has acknowledged its end.
 pub const ENDED_KEEP: Duration = Duration::from_secs(7 * 24 * 3600);
 /// How much of a job's output its record keeps.
 pub const OUTPUT_TAIL_BYTES_MAX: usize = 16 * 1024;

@@ -109,13 +109,13 @@ impl SupervisorQueues {
         Ok(answer.int()? == 1)
     }
 
-    /// The blobs that jobs of a context still need: scripts and files of those that were not told to have
-    /// ended, and the outputs of their ends. What is accepted while this looks may be missing.
+    /// Returns the blobs that jobs of a context still need: scripts and files of jobs whose end was not acknowledged
+    /// yet, and the outputs of their ends. Blobs of jobs that are accepted meanwhile may be missing.
     ///
     /// # Errors
     /// Any [`kv::Error`].
     pub async fn blobs_in_use(&self, context: ContextUid) -> Result<HashSet<BlobHash>> {
-        // Records whose end was told have a time there, at which they expire.
+        // Records whose end was acknowledged have a time there, at which they expire.
         let all = Cmd::new("ZRANGEBYSCORE").arg(&k::context_jobs(context)).arg("+inf").arg("+inf");
         let keys = job_keys(&self.db().cmd(all).await?.texts()?);
         let mut blobs = HashSet::new();
@@ -134,7 +134,7 @@ impl SupervisorQueues {
 }
 
 fn job_keys(texts: &[String]) -> Vec<JobKey> {
-    // Anybody can write anything; what is no job key is no job of ours.
+    // Anybody can write anything; a text that is no job key is no job of ours.
     texts.iter().filter_map(|text| text.parse().ok()).collect()
 }
 

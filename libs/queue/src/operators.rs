@@ -7,7 +7,7 @@ use model::id::Uid;
 
 use crate::SupervisorQueues;
 
-/// Coordinator id of operators' jobs: written like a coordinator's root key, but no key that anybody could sign with.
+/// Coordinator id of operators' jobs: written like a coordinator's root key, but no key that can sign.
 pub const OPERATOR: &str = "0000000000000000000000000000000000000000000000000000000000000000";
 /// How long request ids of operators are remembered.
 const REQUEST_KEEP_SECS: u32 = 24 * 3600;
@@ -27,7 +27,7 @@ impl SupervisorQueues {
         Ok(ContextUid(uid))
     }
 
-    /// The hash of what was asked for under this request id and was done; nothing when nothing was.
+    /// Returns the hash of the request with this id if it was carried out.
     ///
     /// # Errors
     /// Any [`kv::Error`].
@@ -35,7 +35,7 @@ impl SupervisorQueues {
         self.db().cmd(Cmd::new("GET").arg(&k::request(request_id))).await?.optional_text()
     }
 
-    /// Remembers that something was asked for and was done.
+    /// Records that a request was carried out.
     ///
     /// # Errors
     /// Any [`kv::Error`].

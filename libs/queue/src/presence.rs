@@ -16,7 +16,7 @@ pub const PRESENCE_INTERVAL: Duration = Duration::from_secs(5);
 pub struct PresenceRecord {
     /// Process id of the instance.
     pub pid: u32,
-    /// When that process started, in the kernel's clock ticks since boot: tells it from a later one
+    /// When that process started, in the kernel's clock ticks since boot: distinguishes it from a later one
     /// with the same pid.
     #[serde(default)]
     pub process_start: u64,
@@ -42,7 +42,7 @@ pub struct PresenceRecord {
     /// Layers that provide the isolation, such as `landlock-7`, `seccomp`, `cgroup-v1`.
     #[serde(default)]
     pub layers: Vec<String>,
-    /// Tells one start of an instance from the next.
+    /// Id of one start of an instance.
     #[serde(default)]
     pub life: String,
 }

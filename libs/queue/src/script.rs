@@ -40,9 +40,9 @@ scripts! {
     STOP = "stop";
     /// Gives waiting jobs back.
     HAND_BACK = "hand_back";
-    /// Ends waiting jobs that nobody can run.
+    /// Ends waiting jobs that no instance can run.
     REFUSE_WAITING = "refuse_waiting";
-    /// Puts back what was popped and never claimed.
+    /// Puts jobs back that were popped and never claimed.
     PUT_BACK = "put_back";
     /// Makes an instance present.
     JOIN = "join";
@@ -62,7 +62,7 @@ scripts! {
     DROP_CONTEXT = "drop_context";
     /// Forgets what happened in a context.
     DROP_EVENTS = "drop_events";
-    /// Tells again where a job stands.
+    /// Sends a job's state again.
     TELL_AGAIN = "tell_again";
     /// Looks after what old workers were given.
     SWEEP_OLD = "sweep_old";
@@ -74,13 +74,13 @@ scripts! {
     REFUSE_OLD = "refuse_old";
     /// Looks after a queue from which others take as well.
     SWEEP_OPEN = "sweep_open";
-    /// Finds what others pushed into a queue that nobody takes from.
+    /// Finds jobs that others pushed into a queue that no instance takes from.
     FIND_FOREIGN = "find_foreign";
-    /// Keeps where a coordinator is heard from.
+    /// Records the node of a bus through which a coordinator is reached.
     NOTE_NODE = "note_node";
     /// Notes that a coordinator has another root.
     BEGIN_SUCCESSION = "begin_succession";
-    /// Passes on what is bound to a root.
+    /// Passes the bindings of a root on to its successor.
     SUCCEED = "succeed";
     /// Notes whose contexts are.
     INDEX = "index";

@@ -40,7 +40,7 @@ pub enum StopOutcome {
     Unknown,
     /// The job waited in its queue; it ended as stopped.
     Stopped,
-    /// The job runs; its instance was told. The end follows as an event.
+    /// The job runs; its instance got a stop. The end follows as an event.
     Stopping {
         /// `<type>:<group>:<n>`.
         instance: String,
@@ -82,13 +82,13 @@ impl SupervisorQueues {
         Self { kv, db, push: Arc::default(), open: false }
     }
 
-    /// Shows jobs to old workers as well, from now on. What was shown before stays so.
+    /// Offers jobs to old workers as well, from now on. Jobs that were offered before stay offered.
     #[must_use]
     pub fn with_legacy_workers(self, push: Vec<PushBinding>) -> Self {
         Self { push: push.into(), ..self }
     }
 
-    /// Sets whether the queues are open to foreign clients; [`Self::note_open`] tells the instances.
+    /// Sets whether the queues are open to foreign clients; [`Self::note_open`] passes that to the instances.
     #[must_use]
     pub fn with_open_queues(self, open: bool) -> Self {
         Self { open, ..self }
@@ -190,7 +190,7 @@ impl SupervisorQueues {
         QueueJobSnapshot::from_value(self.db.cmd(Cmd::new("HMGET").arg(&k::job(key)).args(fields)).await?)
     }
 
-    /// Where a job came from and who wants to hear of it; nothing when it is not known.
+    /// Returns a job's origin and its coordinator; nothing when the job is not known.
     ///
     /// # Errors
     /// Any [`kv::Error`].
@@ -287,7 +287,8 @@ impl SupervisorQueues {
         Ok(count)
     }
 
-    /// Ends every job that waits in a queue as one whose isolation nobody gives. Gives how many there were.
+    /// Ends every job that waits in a queue, with the reason that no instance provides its isolation. Returns how many
+    /// there were.
     /// See [`crate::UnmetIsolationDetector`].
     ///
     /// # Errors
@@ -365,7 +366,7 @@ impl SupervisorQueues {
         Ok(count)
     }
 
-    /// Tells an end again that its coordinator has answered and may have lost.
+    /// Sends the end of a job again, which its coordinator has acknowledged and may have lost.
     ///
     /// # Errors
     /// Any [`kv::Error`]; may be repeated.
@@ -374,8 +375,8 @@ impl SupervisorQueues {
         self.db.call(call).await.map(|_: Value| ())
     }
 
-    /// Tells of every job that an instance has started that it was. Its coordinator may have taken it for lost
-    /// while it could not be heard. Gives how many there were.
+    /// Reports the start of every running job again. Its coordinator may have taken it for lost
+    /// while the supervisor was not reachable. Returns how many there were.
     ///
     /// # Errors
     /// Any [`kv::Error`]; may be repeated.
@@ -526,7 +527,7 @@ pub(crate) async fn end_claims(db: &KvConnection, instance: &InstanceRef, own: b
     }
 }
 
-/// Puts back what was popped from one queue and never claimed.
+/// Puts jobs back that were popped from one queue and never claimed.
 pub(crate) async fn requeue_unclaimed_in(db: &KvConnection, queue: &str) -> Result<u64> {
     let mut count = 0;
     loop {

@@ -1,13 +1,13 @@
 //! The work directory: what a supervisor and the runners of its machine share besides Redis.
 //!
-//! - `instances/<group>-<number>/`: one runner's own: its `lock`, in `running/` a record of everything that
-//!   it has started, for whoever comes after it, in `begun` which attempts it began lately, for all of them, and in `held/` how many bytes its jobs hold, by context, and the largest of them
-//!   when the disk is nearly full;
+//! - `instances/<group>-<number>/`: one runner's own. Its `lock`; in `running/` a record of each process tree that
+//!   it has started, for the next process to end; in `begun` the attempts that it began lately, for all runners; and in
+//!   `held/` how many bytes its jobs hold, by context, and the largest of them when the disk is nearly full;
 //! - `contexts/<context uid>/jobs/<job key>/`: where one attempt runs; removed with its end;
 //! - `contexts/<context uid>/{store,cache}/`: what the jobs of a context keep between them;
-//! - `blobs/<context uid>/<sha256>`: files by their hash. The supervisor puts here, before it queues a job,
-//!   what the job needs and does not carry inline; a runner puts here the outputs that it collected, for the
-//!   supervisor to push. Whoever writes one does so under another name and renames it;
+//! - `blobs/<context uid>/<sha256>`: files by their hash. Before the supervisor queues a job, it puts here
+//!   the files that the job needs and does not carry inline; a runner puts here the outputs that it collected, for the
+//!   supervisor to push. Both write under another name first and rename the file;
 //! - `logs/<context uid>/<job key>.log`: what an attempt printed, all of it. The supervisor removes it in time;
 //! - `runtimes/<version>/`: what interpreters need of ours;
 //! - `relief`: locked by the runner that ends a job since the disk is nearly full.

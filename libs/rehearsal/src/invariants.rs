@@ -1,6 +1,6 @@
 //! Laws that hold in every run of a saga.
 //!
-//! The laws keep accounts of their own, of what every change says, and do not look at how the core keeps its stack.
+//! The laws keep their own accounts of every change, independent of the core's stack.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use workflow::input::{CommandOutcome, CommandResult, InstanceInput, InstanceInpu
 use workflow::instance::{CommandPurpose, CorrelationEntry, CorrelationRecord, OpenCommand, SagaInstance};
 use workflow::step::{InputDisposition, SagaTransition, WorkPayload};
 
-/// Codes of letters that are no fault of the manifest: it says so itself, or the event came without an instance.
+/// Codes of dead letters that are no fault of the manifest: it declares them, or the event came without an instance.
 const DECLARED: [&str; 3] = ["DECLARED", "NO_INSTANCE", "VERSION"];
 
 /// Work of a step, as the laws know it.
@@ -63,7 +63,7 @@ pub struct InvariantChecker {
 }
 
 impl InvariantChecker {
-    /// Notes a law that does not hold.
+    /// Notes a violated law.
     pub fn record_violation(&mut self, what: impl Into<String>) {
         let what = what.into();
         if !self.broken.contains(&what) {
@@ -71,7 +71,7 @@ impl InvariantChecker {
         }
     }
 
-    /// Gives the laws that do not hold.
+    /// Returns the violated laws.
     #[must_use]
     pub fn into_violations(self) -> Vec<String> {
         self.broken
@@ -82,7 +82,7 @@ impl InvariantChecker {
         self.codes.extend(codes.into_iter().map(str::to_owned));
     }
 
-    /// Looks at what follows from an input.
+    /// Checks the change that an input causes.
     pub fn observe(
         &mut self,
         saga: &Saga,
@@ -123,7 +123,7 @@ impl InvariantChecker {
         }
     }
 
-    /// Gives steps the names that a version has for them which an instance becomes one of.
+    /// Renames steps when an instance is migrated to a version with other names.
     pub fn rename_steps(&mut self, saga: &Saga) {
         let Some(migrate) = &saga.migrate else { return };
         for account in &mut self.accounts {
@@ -182,12 +182,12 @@ impl InvariantChecker {
         self.accounts.iter_mut().find(|account| account.command == command)
     }
 
-    /// Notes what somebody did to an instance.
+    /// Notes an operator's verb on an instance.
     fn asked(&mut self, old: &SagaInstance, verb: &Verb) {
         let purpose = old.stuck.as_ref().map(|stuck| stuck.purpose);
         match (verb, purpose) {
             (Verb::Kill { .. } | Verb::Complete { .. }, _) => self.is_by_hand = true,
-            // Work in doubt is ordered anew, and stands for itself then.
+            // Work with an unknown outcome is ordered again, and gets its own account.
             (Verb::RetryStep, Some(CommandPurpose::Forward)) => {
                 let is_again = |account: &TrackedWork| {
                     account.step == old.step && account.end == TrackedOutcome::Doubtful
@@ -203,7 +203,7 @@ impl InvariantChecker {
         }
     }
 
-    /// Looks at work that is ordered.
+    /// Checks an order of work.
     fn ordered(&mut self, saga: &Saga, old: Option<&SagaInstance>, command: CommandId, open: &OpenCommand) {
         match open.purpose {
             CommandPurpose::Forward => {
@@ -230,7 +230,7 @@ impl InvariantChecker {
         }
     }
 
-    /// Looks at a compensation that is ordered: each once, in reverse, and none behind the pivot.
+    /// Checks an order of a compensation: each once, in reverse, and none behind the pivot.
     fn undone(&mut self, old: Option<&SagaInstance>, command: CommandId, open: &OpenCommand) {
         let step = &open.step;
         if open.purpose == CommandPurpose::Undo && old.is_some_and(|old| old.is_past_pivot) {

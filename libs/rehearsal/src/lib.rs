@@ -2,7 +2,7 @@
 //!
 //! - [`scenario`]: scenario files, read and checked against the manifests that they name.
 //! - [`player`]: one run of a scenario: answers, timers and inputs in their order, through [`workflow::step`].
-//! - [`invariants`]: what must hold in every run, whatever went wrong.
+//! - [`invariants`]: laws that must hold in every run, even with faults.
 //! - [`variation`]: everything that can go wrong in a scenario, one thing at a time.
 //! - [`report`]: reports, for people and for programs.
 

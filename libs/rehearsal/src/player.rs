@@ -1,8 +1,8 @@
 //! One run of a scenario, in virtual time.
 //!
-//! Around the pure core stands what stands around it in a service: the store's knowledge of events that were seen, inputs that are
-//! held back, letters, timers that fire when they are due, and providers that answer. Of several things at one moment, answers come
-//! first, then what the scenario gives, then timers, which wait for their sources in a service as well.
+//! The player replaces the service around the pure core: the store's knowledge of seen events, held inputs, dead letters,
+//! timers that fire when due, and providers that answer. At the same moment, answers come first, then the inputs of the
+//! scenario, then timers, which wait for their sources in a service as well.
 
 mod answers;
 mod display;
@@ -139,7 +139,7 @@ impl ScenarioRun {
     }
 }
 
-/// Plays a scenario, with one thing that is otherwise.
+/// Plays a scenario, with one variation.
 #[must_use]
 pub fn play(scenario: &Scenario, variation: &Variation) -> ScenarioRun {
     let mut stage = ScenarioPlayer::new(scenario, variation);
@@ -152,7 +152,7 @@ pub fn play(scenario: &Scenario, variation: &Variation) -> ScenarioRun {
 #[derive(Debug, Clone)]
 struct ScheduledInput {
     at: u64,
-    /// Answers come before what is given at the same moment.
+    /// Answers come before inputs of the scenario at the same moment.
     class: u8,
     order: usize,
     key: RunInputKey,
@@ -184,11 +184,11 @@ struct ScenarioPlayer<'a> {
     held: BTreeMap<u64, InstanceInput>,
     /// Events that count once.
     seen: BTreeSet<[u8; 32]>,
-    /// Timers that wait for what is held back.
+    /// Timers that wait for held inputs.
     later: BTreeSet<(String, u64)>,
     /// Count of the orders of each effect and command.
     counts: BTreeMap<String, usize>,
-    /// Work that nothing is heard of, and whether it may be called off.
+    /// Work that never gets a reply, and whether it may be cancelled.
     open: BTreeMap<CommandId, bool>,
     given: BTreeSet<RunInputKey>,
     /// The input that a variation repeats at the end.
@@ -236,7 +236,7 @@ impl<'a> ScenarioPlayer<'a> {
         self.now.saturating_sub(self.scenario.begin.as_millis())
     }
 
-    /// Puts down everything that the scenario gives.
+    /// Schedules every input of the scenario.
     fn give_all(&mut self) {
         for (at, given) in self.scenario.stimuli.iter().enumerate() {
             let time = (self.scenario.begin + given.at).as_millis();
@@ -257,7 +257,7 @@ impl<'a> ScenarioPlayer<'a> {
                 return;
             }
             let Some(next) = self.next() else {
-                // Everything has happened that happens by itself.
+                // Nothing happens by itself any more.
                 match self.again.take() {
                     Some((key, input)) => self.feed(key, input),
                     None => return,
@@ -307,7 +307,7 @@ impl<'a> ScenarioPlayer<'a> {
             (Some((at, pending)), Some((due, ..))) if pending.at <= due => Some(NextInput::Pending(at)),
             (_, Some((due, name, generation))) => Some(NextInput::Timer { due, name, generation }),
             (Some((at, _)), None) => Some(NextInput::Pending(at)),
-            // What was to come before it does not come without it.
+            // The input that was to overtake it does not come without it, so the withheld one follows now.
             (None, None) => pending(true).map(|(at, _)| NextInput::Pending(at)),
         }
     }
@@ -422,7 +422,7 @@ fn under_another_id(body: &Json) -> Json {
     Json::Map(fields)
 }
 
-/// The end of work, as it comes back.
+/// Makes the result of a command.
 fn result(
     command: CommandId,
     outcome: CommandOutcome,

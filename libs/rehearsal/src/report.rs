@@ -13,7 +13,7 @@ use crate::variation::Variation;
 
 /// Variations of one scenario.
 pub const VARIATIONS_MAX: usize = 50_000;
-/// Failed variations that a report tells of.
+/// Maximum number of failed variations in a report.
 const FAILURES_MAX: usize = 20;
 
 /// Report of one scenario.
@@ -75,7 +75,7 @@ pub struct VariationFailure {
     pub timeline: Vec<RunTimelineEntry>,
 }
 
-/// Plays a scenario, and everything that can go wrong in it where that is asked for.
+/// Plays a scenario, and, if requested, every fault that can occur in it.
 #[must_use]
 pub fn rehearse(scenario: &Scenario, is_exhaustive: bool) -> ScenarioReport {
     let run = play(scenario, &Variation::None);
@@ -118,7 +118,7 @@ fn vary(scenario: &Scenario, base: &ScenarioRun) -> VariationsReport {
     report
 }
 
-/// Returns whether two runs are the same to everybody but whoever counts messages.
+/// Returns whether two runs agree in everything except the number of messages.
 fn ends_alike(base: &ScenarioRun, run: &ScenarioRun) -> bool {
     let chain = |run: &ScenarioRun| run.record.as_ref().and_then(replay::chain);
     let ids = |run: &ScenarioRun| run.work.iter().map(|work| work.command).collect::<Vec<_>>();
@@ -126,7 +126,7 @@ fn ends_alike(base: &ScenarioRun, run: &ScenarioRun) -> bool {
     chain(base) == chain(run) && ids(base) == ids(run) && row(base) == row(run)
 }
 
-/// Compares a run with what is expected of it.
+/// Compares a run with the expectations.
 fn compare(expected: &ScenarioExpectations, begin: u64, run: &ScenarioRun) -> Vec<Mismatch> {
     let mut list = Mismatches::default();
     let entry = run.record.as_ref().map(|record| &record.entry);

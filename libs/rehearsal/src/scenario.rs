@@ -1,4 +1,4 @@
-//! Scenario files: what an instance is given, who answers its work, and what is expected of it.
+//! Scenario files: the inputs of an instance, the answers to its work, and the expectations.
 
 mod answers;
 mod expectations;
@@ -31,7 +31,7 @@ pub const ITEMS_MAX: usize = 1000;
 pub struct Scenario {
     /// Name of the scenario.
     pub name: String,
-    /// Versions of the saga, the newest first: that is in force.
+    /// Versions of the saga, the newest first, which is in force.
     pub versions: Vec<Arc<Saga>>,
     /// The version that the instance starts on.
     pub saga: Arc<Saga>,
@@ -43,11 +43,11 @@ pub struct Scenario {
     pub begin: Timestamp,
     /// Inputs from outside, in the order of the file.
     pub stimuli: Vec<TimedStimulus>,
-    /// Answers to work: its own, then those of the file. The first that fits is taken.
+    /// Answers to work: its own, then those of the file. The first match is used.
     pub answers: Vec<ScriptedAnswer>,
-    /// Answers of the other scenarios of the file, for work that a variation brings about.
+    /// Answers of the other scenarios of the file, for work that only a variation causes.
     pub fallback_answers: Vec<ScriptedAnswer>,
-    /// Duration; until nothing is left to happen where it does not say.
+    /// Duration; when absent, the run ends when nothing is left to happen.
     pub until: Option<Duration>,
     /// Expectations at its end.
     pub expectations: ScenarioExpectations,
@@ -79,16 +79,16 @@ pub enum Stimulus {
     Event {
         /// The type, for people.
         kind: String,
-        /// Type and id of the aggregate, as its subject says them.
+        /// Type and id of the aggregate, as in its subject.
         aggregate: (String, String),
         /// The body of the message.
         body: Json,
     },
     /// A request.
     Verb {
-        /// Verb that is asked for.
+        /// Verb that is requested.
         verb: Verb,
-        /// The reason with which it has to be refused; none: it has to be accepted.
+        /// The reason for which it must be refused; `None` when it must be accepted.
         refused: Option<String>,
     },
 }
@@ -100,13 +100,13 @@ pub struct ScriptedAnswer {
     pub to: AnswerTarget,
     /// Condition on the input of the work; without one it fits always.
     pub when: Option<Formula>,
-    /// Number of the order of this kind that it answers, from 1 on; each where it does not say.
+    /// Number of the order of this kind that it answers, from 1 on; `None` for each.
     pub occurrence: Option<usize>,
     /// The reply.
     pub reply: ScriptedReply,
     /// Time that the answer takes.
     pub after: Duration,
-    /// True when it comes although the saga has called the work off.
+    /// True when it comes although the saga has cancelled the work.
     pub despite_cancel: bool,
 }
 
@@ -131,11 +131,12 @@ pub enum ScriptedReply {
         /// True when it may have happened although it did not succeed.
         may_have_happened: bool,
     },
-    /// Nothing is ever heard of it.
+    /// No reply ever comes.
     Never,
 }
 
-/// Expectations at the end of a scenario. One that is left out is not looked at, but for letters: without a list there must be none.
+/// Expectations at the end of a scenario. Absent ones are not checked, except dead letters: without a list there must be
+/// none.
 #[derive(Debug, Clone, Default)]
 pub struct ScenarioExpectations {
     /// Where the instance stands.
@@ -185,10 +186,10 @@ impl ExpectedStatus {
 pub struct ExpectedWork {
     /// Name of the work: an effect, the type of a command, or an effect that is cancelled.
     pub name: String,
-    /// True when the effect is called off.
+    /// True when the effect is cancelled.
     pub is_cancel: bool,
     /// Input or payload. Objects may have more fields.
     pub input: Option<Json>,
-    /// The aggregate, as type and id, as far as it is said.
+    /// The aggregate, as type and id, as far as specified.
     pub aggregate: (Option<String>, Option<String>),
 }

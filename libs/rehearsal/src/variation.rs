@@ -1,4 +1,4 @@
-//! Everything that can go wrong in a scenario, one thing at a time.
+//! Variations of a scenario: everything that can go wrong in it, one thing at a time.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use workflow::input::CommandOutcome;
 use crate::player::{RunInputKey, ScenarioRun};
 use crate::scenario::ScriptedReply;
 
-/// One thing that is otherwise in a run than its scenario says.
+/// One difference of a run from its scenario.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Variation {
     /// Nothing.
@@ -48,7 +48,7 @@ pub enum Variation {
         /// Behind which input.
         behind: RunInputKey,
     },
-    /// An effect that is called off ends as if it were not.
+    /// A cancelled effect ends as if it were not cancelled.
     CancelTooLate {
         /// Number of the work that calls it off.
         work: usize,
@@ -62,7 +62,7 @@ pub enum InjectedFailure {
     Failed,
     /// Took too long, and has not happened.
     TimedOut,
-    /// Lost its reply: nobody knows whether it happened.
+    /// The reply is lost: whether it happened is unknown.
     Lost,
 }
 
@@ -71,7 +71,7 @@ pub enum InjectedFailure {
 pub enum DuplicateMode {
     /// Right behind itself.
     AtOnce,
-    /// When everything else has happened.
+    /// After everything else has happened.
     AtTheEnd,
     /// Right behind itself, as an event with another id.
     UnderAnotherId,
@@ -115,7 +115,7 @@ impl Variation {
         }
     }
 
-    /// Returns whether it has to end as the scenario itself does: what comes twice counts once.
+    /// Returns whether it must end as the scenario itself does: a repeated input counts once.
     #[must_use]
     pub const fn has_same_end(&self) -> bool {
         matches!(self, Self::Duplicated { how: DuplicateMode::AtOnce | DuplicateMode::AtTheEnd, .. })

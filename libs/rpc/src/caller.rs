@@ -107,7 +107,7 @@ impl ConnectionPeer {
         self.mesh.is_none() && !is_known
     }
 
-    /// Our own sidecar, which speaks for many.
+    /// Our own sidecar, which carries the calls of many.
     pub(crate) fn behind_sidecar(address: SocketAddr, trust: Arc<MeshTrust>) -> Self {
         let trust_domain = trust.ours().clone();
         Self { mesh: Some(trust), ..Self::new(address, PeerIdentity::Anonymous, trust_domain) }

@@ -48,14 +48,14 @@ type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// A way to a service, for every generated client: `FlowServiceClient::new(channel)`.
 ///
-/// Cheap to clone. Messages are decoded up to 4 MiB unless the client is told otherwise.
+/// Cheap to clone. Messages are decoded up to 4 MiB unless the client is configured otherwise.
 ///
 /// In the same process the call goes straight into the handler, polled by the
-/// caller: a handler whose stream has to go on while nobody polls the answer
+/// caller: a handler whose stream has to go on while its answer is not polled
 /// spawns a task, as it should for a remote caller as well.
 ///
-/// Whoever leaves a stream that goes both ways drops both ends: HTTP/2 tells the
-/// other side nothing of a dropped answer while requests could still come.
+/// A caller that leaves a bidirectional stream must drop both ends: HTTP/2 does not
+/// report a dropped answer to the other side while requests could still come.
 #[derive(Debug, Clone)]
 pub struct Channel(ChannelTransport);
 
@@ -79,7 +79,7 @@ impl Channel {
     /// up. Connects when first used, and again whenever the connection was lost. Has to be made within a runtime.
     ///
     /// The server's certificate has to carry `server_name`, or the host of the address when there is none.
-    /// Which service answers is not part of that check: whoever holds a certificate with that name is believed.
+    /// Which service answers is not part of that check: any holder of a certificate with that name is believed.
     ///
     /// # Errors
     /// When the address or a certificate file cannot be used.
@@ -163,7 +163,7 @@ impl Service<Request<Body>> for Channel {
                 })
             }
             ChannelTransport::Local { handle, caller } => {
-                // Whatever the caller was asked with stays with the caller.
+                // The extensions of the caller's own request stay with the caller.
                 *request.extensions_mut() = http::Extensions::new();
                 request.extensions_mut().insert(*caller);
                 if let Some(gate) = handle.now() {

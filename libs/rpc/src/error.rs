@@ -28,8 +28,8 @@ const VIOLATION_OVERHEAD_BYTES: usize = 8;
 /// When to try again what a full disk was in the way of: room is made by ending jobs, which takes seconds.
 const DISK_FULL_RETRY: Duration = Duration::from_secs(5);
 
-/// A status that another service gave, as the answer to a caller: what it decided, for instance about permission, is what
-/// the caller hears. Its metadata stay behind.
+/// Passes the status of another service on to a caller: the caller gets that service's decision, for instance about permission.
+/// Its metadata stay behind.
 #[must_use]
 #[expect(clippy::needless_pass_by_value, reason = "its place is in `map_err`")]
 pub fn forward_status(status: Status) -> Status {
@@ -45,12 +45,12 @@ pub enum ErrorKind {
     InvalidArgument(Violations),
     /// The resource is not there, or the caller may not know that it is.
     NotFound {
-        /// Name of what was asked for, as in `flow 7 in context 1`.
+        /// Name of the missing thing, as in `flow 7 in context 1`.
         resource: String,
     },
     /// The resource is there already.
     AlreadyExists,
-    /// The state refuses; trying again will not help until somebody changes it.
+    /// The state refuses the call; a retry does not help until the state is changed.
     FailedPrecondition,
     /// A race was lost; read again and decide again.
     Aborted,
@@ -156,8 +156,8 @@ impl Error {
         Self::unavailable(RpcReason::DiskFull, message).retry_after(DISK_FULL_RETRY)
     }
 
-    /// INTERNAL: the cause is logged when this becomes a [`Status`], and the
-    /// caller learns only under which id. A cause that is a full disk is no defect, and is told by name.
+    /// INTERNAL: the cause is logged when this becomes a [`Status`], and the caller gets only the id under which it was logged.
+    /// A cause that is a full disk is no defect, and is named to the caller.
     #[must_use]
     pub fn internal(cause: impl Into<RpcErrorCause>) -> Self {
         let cause = cause.into();
@@ -168,7 +168,7 @@ impl Error {
         Self::new(ErrorKind::Internal, RpcReason::Internal, "internal error").with_cause(cause)
     }
 
-    /// Adds the cause. It is logged with a defect and is never told to the caller.
+    /// Adds the cause. It is logged with a defect and is never sent to the caller.
     #[must_use]
     pub fn with_cause(mut self, cause: impl Into<RpcErrorCause>) -> Self {
         self.0.source = Some(cause.into());

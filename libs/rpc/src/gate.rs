@@ -49,7 +49,7 @@ use crate::gate::revocable::end_on_revocation;
 use crate::metrics::Metrics;
 use crate::server::connection_state::StrangerConnectionState;
 
-/// Health and reflection: they are asked when nothing else answers any more.
+/// Health and reflection: an operator needs them when nothing else is answered any more.
 const ALWAYS_ANSWERED: &str = "/grpc.";
 
 /// The routes of a service behind all that. Cheap to clone.
@@ -96,7 +96,7 @@ impl GateLayers {
         let path = request.uri().path();
         let shape = shape.ok_or_else(|| unknown_method(path))?;
         if path.starts_with(ALWAYS_ANSWERED) {
-            // A sidecar speaks for many, and callers of this process for themselves.
+            // A sidecar carries the probes of many peers, and callers of this process have no connection.
             let of_one = request.extensions().get::<ConnectionPeer>().filter(|peer| peer.mesh.is_none());
             return of_one.map(|peer| self.load_shedder.take_probe(&peer.probes)).transpose();
         }
@@ -194,7 +194,7 @@ async fn handle(
                 let expected = expect_answer(account.as_ref(), &path, shape).await?;
                 begin(&rooms, &mut request, believed, shape).await.map(|turn| (turn, expected))
             };
-            // Its turn or room may be long in coming, and nothing is done then for whoever is believed no more.
+            // The wait for a turn or for room may be long: it ends when the caller is revoked.
             let (_turn, expected) = tokio::select! {
                 biased;
                 begun = turn => begun?,
@@ -202,7 +202,7 @@ async fn handle(
             };
             let handling = call(routes, request, account.as_ref(), shape);
             let answer = if matches!(shape, RpcMethodKind::Stream | RpcMethodKind::Waiting(_)) {
-                // Whoever sends, or waits, for a long time before there is an answer is stopped, too.
+                // A call may send, or wait, for a long time before its answer: it too ends when the caller is revoked.
                 tokio::select! {
                     biased;
                     answer = handling => answer,

@@ -1,10 +1,10 @@
-//! How we serve and call.
+//! Serving and calling gRPC, as every service of the suite does.
 //!
 //! A service adds its generated gRPC services and its [`MethodPolicy`] to a
 //! [`Mount`]. The mount is then served twice: over mTLS by a [`Server`], and to
 //! services of the same process through a [`LocalServer`]. Callers hold a
-//! [`Channel`] and cannot tell the difference. In both cases the handler finds
-//! out who calls with [`Caller::of`].
+//! [`Channel`] and cannot tell the difference. In both cases the handler gets
+//! its caller with [`Caller::of`].
 
 mod caller;
 mod channel;

@@ -22,8 +22,8 @@ pub struct PageRequest {
 }
 
 impl PageRequest {
-    /// Parses the fields of a request; 0 is the default size. What is wrong with them is noted, but for a token that was made for
-    /// something else: [`PageRequest::cursor`] tells that, which knows what this is for.
+    /// Parses the fields of a request; 0 is the default size. Violations are noted, except for a token that was made for
+    /// something else: only [`PageRequest::cursor`] knows what the token is for, and checks that.
     pub fn parse(size: u32, token: &str, violations: &mut Violations) -> Self {
         if size > limits::PAGE_SIZE_MAX {
             let max = limits::PAGE_SIZE_MAX;

@@ -41,19 +41,19 @@ pub(crate) const CONNECTION_STREAMS_MAX: u32 = 1024;
 /// connection after 20, which a client is beyond that was stopped for a moment, or found this process stopped, with more
 /// calls under way. As many as it may have open are its right.
 const PENDING_RESETS_MAX: usize = CONNECTION_STREAMS_MAX as usize;
-/// Headers up to this are read, so that the gate can say what is wrong with those that are too large; beyond it
+/// Headers up to this size are read, so that the gate can report which limit they exceed; beyond it
 /// HTTP/2 itself answers, with status 431.
 const HEADERS_READ_BYTES_MAX: u32 = 4 * HEADER_LIST_BYTES_MAX as u32;
 /// Bytes of bodies that a connection may send before its request is admitted and read.
 pub(crate) const CONNECTION_WINDOW_BYTES: u32 = 1024 * 1024;
-/// After about this long a client is asked to connect anew, so that load spreads over new replicas and
+/// After about this long a client is asked to reconnect, so that load spreads over new replicas and
 /// new certificates take effect. Streams that are open stay.
 const CONNECTION_AGE_SECS: u64 = 15 * 60;
 /// Replicas that were started together must not send everybody away together.
 const CONNECTION_AGE_JITTER_SECS: u64 = 90;
 /// Connections between handshake and first request.
 const READY_QUEUE: usize = 64;
-/// How long calls and streams may go on after the shutdown began, when nobody says.
+/// How long calls and streams may go on after the shutdown began, by default.
 const DRAIN_DEADLINE: Duration = Duration::from_secs(10);
 
 /// How serving ended.
@@ -61,7 +61,7 @@ const DRAIN_DEADLINE: Duration = Duration::from_secs(10);
 pub enum DrainOutcome {
     /// Every call and stream had ended.
     Completely,
-    /// The deadline passed, and what was left was cut.
+    /// The deadline passed, and the remaining calls were cut.
     Cut,
 }
 
@@ -84,7 +84,7 @@ impl Server {
         Ok(Self { tls: Some(tls), ..Self::without_tls(mount) })
     }
 
-    /// Prepares to serve without certificates, to nobody but a sidecar ([`Server::mesh`]).
+    /// Prepares to serve without certificates, only to a sidecar ([`Server::mesh`]).
     #[must_use]
     pub fn without_tls(mount: Mount) -> Self {
         let (tls, mode, doors) = (None, TlsMode::Strict, Vec::new());
@@ -193,7 +193,7 @@ struct ConnectionServer {
     server: tonic::transport::Server,
     gate: Gate,
     stop: CancellationToken,
-    /// Permits of connections that are told that their place is another's now.
+    /// Permits of evicted connections that are asked to leave before they are cut.
     leaving: Arc<Semaphore>,
 }
 

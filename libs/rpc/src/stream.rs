@@ -1,5 +1,5 @@
-//! Pieces of streaming handlers: an end when their caller may listen no more, a sign of life, a limit for those who do not read, and streams of other
-//! services that are asked for again when they break off.
+//! Pieces of streaming handlers: an end when the caller may not listen any more, heartbeats, a limit for readers that do not read, and
+//! streams of other services that are reopened when they break off.
 
 pub(crate) mod answers;
 pub(crate) mod bidirectional;

@@ -22,7 +22,7 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
 
 use crate::lock::lock;
 
-/// The only protocol that is spoken.
+/// The only protocol that is negotiated.
 pub(crate) const ALPN_H2: &[u8] = b"h2";
 
 /// The PEM files behind a connection: whom to trust, and who we are. Clones count their failures together.
@@ -54,7 +54,7 @@ enum PlaintextPolicy {
 pub struct CertificateExpiry {
     /// The file.
     pub file: PathBuf,
-    /// The earliest end of the certificates in it, or why that cannot be said.
+    /// The earliest end of the certificates in it, or why that is not known.
     pub not_after: Result<Timestamp, TlsError>,
 }
 
@@ -297,7 +297,7 @@ pub enum TlsError {
         /// Description of what is wrong.
         message: String,
     },
-    /// Others can read the key, or change what is relied upon.
+    /// Others can read the key, or change a file that is trusted.
     #[error("a file for TLS cannot be used")]
     Exposed(#[source] FileExposure),
     /// Our own certificate is no identity.
@@ -311,8 +311,8 @@ pub enum TlsError {
     /// Only a client may go without.
     #[error("a server needs a certificate and its key")]
     ServerNeedsCertificate,
-    /// TLS needs somebody to trust.
-    #[error("no authorities were named, and without them nobody can be believed")]
+    /// TLS needs an authority to trust.
+    #[error("no certificate authorities are given, so no peer can be verified")]
     NoAuthorities,
     /// A certificate cannot be understood.
     #[error("{} cannot be understood", path.display())]

@@ -40,7 +40,7 @@ use crate::confinement;
 /// How many calls may block at once. Each has a thread.
 const BLOCKED_MAX: usize = 256;
 const STACK_BYTES: usize = 128 * 1024;
-/// How often calls that block are looked after: whether somebody still waits for them.
+/// How often it is checked whether blocking calls still have a waiting caller.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Verdict on a system call.
@@ -74,7 +74,7 @@ pub(crate) struct SyscallBroker {
 }
 
 impl SyscallBroker {
-    /// Serves what `listener` tells of, for the job whose first process is `script`.
+    /// Serves the calls that come from `listener`, for the job whose first process is `script`.
     pub(crate) fn new(listener: OwnedFd, rules: &confinement::BrokerRules, script: u32) -> Self {
         let places = rules.attributes.iter().flatten();
         Self {
@@ -87,7 +87,7 @@ impl SyscallBroker {
         }
     }
 
-    /// Answers every call, until nobody is left who could make one.
+    /// Answers every call, until no process is left that could make one.
     pub(crate) fn serve<'scope, 'env>(&'scope self, scope: &'scope Scope<'scope, 'env>) {
         interruptible();
         loop {
@@ -98,7 +98,7 @@ impl SyscallBroker {
             }
             let call = match self.listener.receive() {
                 Ok(call) => call,
-                // Whoever called is gone.
+                // The caller is gone.
                 Err(Errno::NOENT | Errno::INTR) => continue,
                 Err(_) => return,
             };

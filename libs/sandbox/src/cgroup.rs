@@ -54,13 +54,13 @@ impl CgroupParent {
 impl Drop for CgroupParent {
     fn drop(&mut self) {
         for dir in &self.dirs {
-            // What is in use stays, and is taken over by the next of this name.
+            // A group in use stays, and is taken over by the next runner of this name.
             let _ = fs::remove_dir(dir);
         }
     }
 }
 
-/// A place for one job at a time. What was in it is killed, and it is removed, when it is dropped.
+/// Control group for one job at a time. Its processes are killed, and it is removed, when this is dropped.
 #[derive(Debug)]
 pub struct CgroupSlot {
     parent: Arc<CgroupParent>,
@@ -112,7 +112,7 @@ impl Cgroups {
         Ok(())
     }
 
-    /// A place of this name. What a dead runner left in one is killed.
+    /// Makes the slot of this name. Processes that a dead runner left in it are killed.
     ///
     /// # Errors
     /// When it cannot be made, or what is in it does not end.
@@ -180,7 +180,7 @@ impl CgroupSlot {
         texts.filter_map(|text| number_after(&text, "oom_kill ")).sum()
     }
 
-    /// Lets nothing in it start anything more, until the bounds are set again: what only starts itself anew would
+    /// Forbids new processes in it, until the bounds are set again: processes that keep starting new ones would
     /// be hard to end.
     pub fn close(&self) {
         *self.bounds.lock().unwrap_or_else(PoisonError::into_inner) = None;
@@ -344,7 +344,7 @@ impl<'a> CgroupMount<'a> {
     }
 }
 
-/// Makes a group and locks it, as long as nobody removes it as unused before that.
+/// Makes a group and locks it; tries again, for a while, when another runner removes it as unused before that.
 fn claim(dir: &Path) -> io::Result<File> {
     for _ in 0..CLAIMS_MAX {
         make_dir(dir)?;
@@ -361,8 +361,8 @@ fn claim(dir: &Path) -> io::Result<File> {
     Err(io::Error::new(io::ErrorKind::WouldBlock, format!("{} is in use", dir.display())))
 }
 
-/// Removes the groups beside this one that runners of other work directories have left. What still has a process in it
-/// stays: nobody knows whose that is.
+/// Removes the groups beside this one that runners of other work directories have left. A group with a process in it
+/// stays: its owner is unknown.
 fn remove_unused(dir: &Path) {
     let beside = dir.parent().and_then(|parent| fs::read_dir(parent).ok());
     for other in beside.into_iter().flatten().flatten() {
@@ -428,7 +428,7 @@ mod tests {
         place(child.id());
         move_aside(&own).expect("moved");
         assert_eq!(members(&[own.join(ASIDE)]), HashSet::from([child.id()]));
-        // A process of somebody else: its parent has ended.
+        // A process of another owner: its parent has ended.
         let script = "sleep 600 > /dev/null 2>&1 & echo $!";
         let other = std::process::Command::new("sh").args(["-c", script]).output().expect("a shell");
         let other: u32 = String::from_utf8_lossy(&other.stdout).trim().parse().expect("a number");

@@ -46,7 +46,7 @@ impl SandboxLauncher {
 pub struct SandboxedJob {
     socket: AsyncFd<OwnedFd>,
     pid: u32,
-    /// Absent for one that somebody else waits for.
+    /// Absent for one that another process waits for.
     process: Option<tokio::process::Child>,
 }
 
@@ -69,7 +69,7 @@ impl SandboxedJob {
             .arg(ARGUMENT)
             .env_clear()
             .current_dir("/")
-            // Not in the runner's group: what is typed at its terminal is not for a job's init.
+            // Not in the runner's group: keys typed at its terminal, such as Ctrl-C, are not for a job's init.
             .process_group(0)
             .stdin(Stdio::from(theirs))
             .stdout(stdout)
@@ -79,7 +79,7 @@ impl SandboxedJob {
         Ok(Self { process: Some(process), ..Self::adopt(ours, pid)? })
     }
 
-    /// Takes over an init that somebody else has started, by the socket to it.
+    /// Takes over an init that another process has started, by the socket to it.
     ///
     /// # Errors
     /// When the socket cannot be waited for.
@@ -107,7 +107,7 @@ impl SandboxedJob {
             let mut text = vec![0; DATAGRAM_BYTES_MAX];
             loop {
                 match rustix::net::recv(socket, &mut text[..], RecvFlags::empty()) {
-                    // Said once, when it ended before it heard our last order; what it said before comes behind.
+                    // Reported once, when the init ended before it read our last order; its earlier events follow.
                     Err(rustix::io::Errno::CONNRESET) => {}
                     other => {
                         text.truncate(other?.0);
@@ -127,7 +127,7 @@ impl SandboxedJob {
         Ok(Some(serde_json::from_slice(&text)?))
     }
 
-    /// Tells the init something.
+    /// Sends a command to the init.
     ///
     /// # Errors
     /// When it is gone.

@@ -66,14 +66,14 @@ pub(crate) fn become_script(
     }
 }
 
-/// Nothing to read, for what is not executed: `exec` would see to it.
+/// Gives a process without `exec` nothing to read; `exec` itself would do so.
 fn without_input() -> io::Result<()> {
     let null = fs::File::open("/dev/null")?;
     rustix::stdio::dup2_stdin(&null)?;
     Ok(())
 }
 
-/// Closes what [`close_on_exec`] has only marked, for what is not executed. The owners of these descriptors never drop
+/// Closes the descriptors that [`close_on_exec`] has only marked, for a process without `exec`. Their owners never drop
 /// them, since the process ends without that.
 fn close_all() -> io::Result<()> {
     // SAFETY: nothing that this process still does uses a descriptor beyond standard error.
@@ -102,7 +102,7 @@ fn confine(
     let rules = confinement.files.as_ref().map(|rules| files::ruleset(rules, network)).transpose();
     let rules = layer("landlock", rules)?;
     layer("privileges", drop_privileges(confinement.owner))?;
-    // Not before: to become somebody else takes it back.
+    // Not earlier: a change of the user resets it.
     layer("session", end_with(init))?;
     // Not before: who becomes a user that has more processes than this could not execute anything.
     layer("limits", limit(&confinement.limits))?;
@@ -157,7 +157,7 @@ fn limit(limits: &ProcessLimits) -> io::Result<()> {
     Ok(())
 }
 
-/// Dies with its init, also when that was killed by somebody else.
+/// Makes the process die with its init, also when another process killed that.
 fn end_with(init: Pid) -> io::Result<()> {
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
     if rustix::process::getppid() != Some(init) {

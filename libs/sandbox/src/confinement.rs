@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use model::AddressRange;
 use serde::{Deserialize, Serialize};
 
-/// A program to be run, and what is put around it.
+/// A program to run, and its confinement.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SandboxRequest {
     /// Program to run.

@@ -90,15 +90,15 @@ impl fmt::Display for DiskShortage {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DiskFloors {
     path: PathBuf,
-    /// The first floor in bytes, when somebody said so. 0: there is none.
+    /// The first floor in bytes, when it was configured. 0: there is none.
     configured: Option<u64>,
 }
 
 impl DiskFloors {
-    /// Those of a directory's file system; `told` is the first of them in bytes, unless it is the usual one.
+    /// Floors of a directory's file system; `configured` is the first of them in bytes, unless it is the usual one.
     #[must_use]
-    pub fn new(path: PathBuf, told: Option<u64>) -> Self {
-        Self { path, configured: told }
+    pub fn new(path: PathBuf, configured: Option<u64>) -> Self {
+        Self { path, configured }
     }
 
     /// How it stands now.
@@ -114,7 +114,7 @@ impl DiskFloors {
     pub fn shortage(&self) -> Option<DiskShortage> {
         match self.check() {
             Ok(DiskSpaceStatus::Out(shortage)) => Some(shortage),
-            // What cannot be looked at is no reason; whoever writes there hears of it.
+            // A disk that cannot be read is no reason to stop; a write to it will report the error.
             Ok(DiskSpaceStatus::Enough(_) | DiskSpaceStatus::Low(_)) | Err(_) => None,
         }
     }

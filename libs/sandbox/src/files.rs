@@ -34,7 +34,7 @@ pub(crate) fn ruleset(rules: &FileRules, network: bool) -> io::Result<RulesetCre
     let all = AccessFs::from_all(ABI_MAX);
     let read = AccessFs::from_read(ABI_MAX);
     let mut set = Ruleset::default()
-        // What the kernel does not know it does not restrict; that it has something was asked above.
+        // Rights that the kernel does not know are not restricted; that it has Landlock at all was checked above.
         .set_compatibility(CompatLevel::BestEffort)
         .handle_access(all)
         .and_then(|set| set.handle_access(ports(network)))
@@ -60,7 +60,7 @@ fn ports(network: bool) -> landlock::BitFlags<AccessNet> {
 }
 
 fn add(set: RulesetCreated, path: &Path, access: landlock::BitFlags<AccessFs>) -> io::Result<RulesetCreated> {
-    // What is not there cannot be reached.
+    // A path that does not exist cannot be reached.
     let Ok(opened) = PathFd::new(path) else { return Ok(set) };
     let is_dir = rustix::fs::fstat(opened.as_fd())
         .is_ok_and(|stat| rustix::fs::FileType::from_raw_mode(stat.st_mode).is_dir());

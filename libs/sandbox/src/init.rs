@@ -1,8 +1,8 @@
-//! The first process of one job: starts the script, waits for everything that it starts, ends it when told.
+//! The first process of one job: starts the script, waits for everything that it starts, ends it on command.
 //!
-//! It is a program of its own (the runner's, started anew), with one thread until the script's process was forked,
-//! so that what is done between `fork` and `exec` may be ordinary code. It stays outside of everything that
-//! confines the script. Whatever loses its parent below it becomes its child, so it knows when nothing is left;
+//! It is a program of its own (the runner's, started again), with one thread until the script's process was forked,
+//! so that the code between `fork` and `exec` may be ordinary code. It stays outside of everything that
+//! confines the script. Orphans below it become its children, so it knows when nothing is left;
 //! and when the runner is gone, however that ended, its socket hangs up and it ends everything.
 
 use std::fs::File;
@@ -37,7 +37,7 @@ pub fn launch_if_asked(builtins: &[Builtin]) {
         match run(builtins) {
             Ok(never) => match never {},
             Err(error) => {
-                // Nobody reads what it writes; the runner sees the socket closed.
+                // Standard error has no reader; the runner sees the socket closed.
                 let _ = writeln!(io::stderr(), "the launcher failed: {error}");
                 exit(1);
             }
@@ -55,12 +55,12 @@ fn run(builtins: &[Builtin]) -> io::Result<Never> {
     // What operators see in a list of processes.
     rustix::thread::set_name(c"mycora-init")?;
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
-    // Nobody of the same user looks into it, or changes it.
+    // No process of the same user may look into it, or change it.
     rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)?;
     let rules = &request.confinement.broker;
     let handing = broker::listener_handoff(rules)?;
     let (failure, failing) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
-    // Whoever ends a whole service sends signals to all of its processes: this one still has to end the others.
+    // A stop of the whole service signals all of its processes: this one still has to end the others.
     block_signals(true);
     let init = rustix::process::getpid();
     // SAFETY: this process has one thread, so the child may do whatever it could have done itself.
@@ -138,7 +138,7 @@ fn block_signals(block: bool) {
     }
 }
 
-/// Takes the request, which comes as a file: it may be long, and is nobody else's to see.
+/// Receives the request, which comes as a file: it may be long, and no other process may see it.
 fn receive(seat: &OwnedFd) -> io::Result<SandboxRequest> {
     let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut extra = RecvAncillaryBuffer::new(&mut space);
@@ -180,7 +180,7 @@ fn send_event(seat: &OwnedFd, event: &InitEvent) {
 /// Waits for everything that ends, until nothing is left.
 fn reap_children(job: &InitProcess, script: Pid) -> ! {
     loop {
-        // Looks first and collects under the lock, so that nobody signals a number that is free again.
+        // Looks first and collects under the lock, so that a pid that is free again is never signalled.
         let waiting = rustix::process::WaitIdOptions::EXITED | rustix::process::WaitIdOptions::NOWAIT;
         let none_left = matches!(
             rustix::process::waitid(rustix::process::WaitId::All, waiting),

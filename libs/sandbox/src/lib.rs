@@ -3,14 +3,14 @@
 //! ```text
 //! runner ══ socket ══ init ── fork ─► the script's process: session, limits, control groups, user,
 //!   ▲ events             │            capabilities, Landlock, seccomp, then the script
-//!   │ orders             └─ waits for everything below, kills it when told, or when the runner is gone
+//!   │ orders             └─ waits for everything below, kills it on command, or when the runner is gone
 //! ```
 //!
-//! - [`SandboxedJob`]: a job's processes as the runner holds them; [`protocol`]: what is said over the socket.
-//! - [`Confinement`]: what is put around a script, as values; [`IsolationProbe`]: what of it stands on this machine.
-//! - [`BrokerRules`]: what a script does not do itself, but has its init do: connections, modes and times of files, forks.
+//! - [`SandboxedJob`]: a job's processes as the runner holds them; [`protocol`]: the messages over the socket.
+//! - [`Confinement`]: the confinement of a script, as values; [`IsolationProbe`]: which of it works on this machine.
+//! - [`BrokerRules`]: what a script's init does in its place: connections, modes and times of files, forks.
 //! - [`Cgroups`], [`UserIdRange`]: bounds for everything together, and a user for each context.
-//! - [`processes`], [`records`]: finding and ending what was left behind.
+//! - [`processes`], [`records`]: finding and ending processes that were left behind.
 //! - [`tree`], [`open_files`]: measuring what scripts hold on the disk, and removing their directories.
 //! - [`disk_space`]: what is free on a disk, and the floors of that.
 //!

@@ -16,7 +16,7 @@ fn main() {
     std::process::exit(2);
 }
 
-/// Tells what a builtin reaches.
+/// Reports what a builtin reaches.
 fn look_around() -> i32 {
     let read = std::io::stdin().read(&mut [0; 1]).map_err(|error| error.kind());
     // SAFETY: asks for the flags of a descriptor, and touches no memory.

@@ -40,7 +40,7 @@ impl IsolationSupport {
         })
     }
 
-    /// Tells which name servers jobs with the network cannot ask unless the policy lists them.
+    /// Names the name servers that jobs with the network cannot reach unless the policy lists them.
     #[must_use]
     pub fn unreached_name_servers(&self) -> Option<String> {
         let servers = if self.network { inner_name_servers() } else { Vec::new() };

@@ -32,8 +32,8 @@ pub struct OpenFiles {
     pub files: HashMap<FileId, u64>,
     /// Bytes of files that are memory.
     pub memory: HashMap<FileId, u64>,
-    /// Something cannot be looked into: a process that hides, descriptors on their way, more than is looked at, or a mapping of
-    /// a file whose size nobody tells.
+    /// Something cannot be inspected: a process that hides, descriptors in transit, more than is looked at, or a mapping of
+    /// a file of unknown size.
     pub unseen: bool,
 }
 
@@ -73,7 +73,7 @@ pub fn can_inspect(owner: u32) -> Result<(), String> {
 pub fn scan(processes: &[u32], scope: &FileScope) -> OpenFiles {
     let Ok(device) = fs::metadata(&scope.dir).map(|dir| dir.dev()) else { return OpenFiles::default() };
     let mut look = OpenFileScan { scope, device, open: OpenFiles::default(), left: LOOKS_MAX };
-    // Where nobody can be seen, nobody hides.
+    // Where no process can be inspected, none hides.
     let can_hide = can_inspect(scope.owner).is_ok();
     for pid in processes {
         if let Err(error) = look.descriptors(*pid).and_then(|()| look.mappings(*pid)) {
@@ -151,7 +151,7 @@ impl OpenFileScan<'_> {
             }
             match fs::metadata(format!("/proc/{pid}/map_files/{}", mapping.range)) {
                 Ok(metadata) => self.note(&metadata, Path::new(mapping.path)),
-                // Only root is told of the file itself. Anybody else sees how much of it is mapped, at least.
+                // Only root sees the file itself. Others see how much of it is mapped, at least.
                 Err(error) if error.kind() == io::ErrorKind::PermissionDenied => self.guess(&mapping),
                 Err(_) => {}
             }
@@ -169,7 +169,7 @@ impl OpenFileScan<'_> {
     }
 }
 
-/// Files that a socket has received and nobody has taken out are in no process's table.
+/// Files that a socket has received and its process has not taken out are in no process's table.
 fn has_descriptors_on_their_way(pid: u32, link: &Path) -> bool {
     let number = link.file_name().unwrap_or_default().to_string_lossy();
     let about = fs::read_to_string(format!("/proc/{pid}/fdinfo/{number}")).unwrap_or_default();
@@ -262,13 +262,13 @@ mod tests {
         let bytes = 1 << 20;
         let held = file(dir.path(), "mapped", bytes);
         let (read, shared, descriptor) = (libc::PROT_READ, libc::MAP_SHARED, held.as_raw_fd());
-        // SAFETY: nobody has anything at an address that the kernel chooses.
+        // SAFETY: nothing else is at an address that the kernel chooses.
         let address = unsafe { libc::mmap(std::ptr::null_mut(), bytes, read, shared, descriptor, 0) };
         assert_ne!(address, libc::MAP_FAILED);
         drop(held);
         fs::remove_file(dir.path().join("mapped")).expect("removed");
         assert!(seen(&scope).disk_bytes() >= 1 << 20);
-        // SAFETY: it is ours, and nobody reads from it.
+        // SAFETY: it is ours, and nothing reads from it.
         assert_eq!(unsafe { libc::munmap(address, bytes) }, 0);
         assert_eq!(seen(&scope).disk_bytes(), 0);
     }

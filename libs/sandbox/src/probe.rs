@@ -131,7 +131,7 @@ impl IsolationProbe<'_> {
     async fn files(&self, secret: &Path) -> LayerCheck {
         wanted(self.layers.files)?;
         let confinement = Confinement { files: Some(self.rules()), ..Confinement::default() };
-        // That one which is allowed can be read tells this failure from any other.
+        // A file that is allowed must be readable, else the check failed for another reason.
         let attack = format!(
             "{} || exit 8; {} && exit; exit {WITHSTOOD}",
             read(Path::new("/proc/version")),
@@ -323,7 +323,7 @@ pub(crate) fn try_socket() -> i32 {
 /// The argument by which a program knows that it is to try to connect to a port of this machine.
 pub(crate) const TRY_CONNECT: &str = "sandbox-try-connect";
 
-/// Tries to connect to a port that somebody listens at; 0 when that works.
+/// Tries to connect to a port with a listener; 0 when that works.
 pub(crate) fn try_connect() -> i32 {
     let port = std::env::args().nth(2).and_then(|port| port.parse::<u16>().ok());
     let Some(port) = port else { return 1 };

@@ -1,4 +1,4 @@
-//! Other processes of this machine, as `/proc` tells of them. Linux only.
+//! Other processes of this machine, read from `/proc`. Linux only.
 
 use std::fs;
 use std::io;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use model::EndedProcess;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-/// How often what was killed is looked for again, and with what pause. Nothing needs longer to be gone, unless
+/// How often killed processes are looked for again, and with what pause. None takes longer to be gone, unless
 /// the kernel holds it.
 const LOOKS_MAX: u32 = 1000;
 const LOOK_PAUSE: Duration = Duration::from_millis(1);
@@ -21,7 +21,7 @@ pub struct ProcessSnapshot {
     pub parent: u32,
     /// Session id.
     pub session: u32,
-    /// When it started, in clock ticks since boot: tells it from a later one with its number.
+    /// When it started, in clock ticks since boot: distinguishes it from a later one with its number.
     pub start_ticks: u64,
 }
 
@@ -61,7 +61,7 @@ pub fn all() -> io::Result<Vec<ProcessSnapshot>> {
     let mut processes = Vec::new();
     for entry in fs::read_dir("/proc")? {
         let name = entry?.file_name();
-        // One that ended meanwhile is no concern of anybody.
+        // A process that ended meanwhile does not matter.
         if let Some(pid) = name.to_str().and_then(|name| name.parse().ok())
             && let Ok(observed) = observe(pid)
         {
@@ -77,7 +77,7 @@ pub fn name(pid: u32) -> String {
     read_lossy(pid, "comm").unwrap_or_default().trim_end().to_owned()
 }
 
-/// A file about a process. It may call itself what is no text.
+/// Reads a file about a process. Its name may be no valid text.
 fn read_lossy(pid: u32, file: &str) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&fs::read(format!("/proc/{pid}/{file}"))?).into_owned())
 }
@@ -122,7 +122,7 @@ pub(crate) fn tasks_below(ancestor: u32) -> io::Result<u32> {
                 Ok(children) => {
                     above.extend(children.split_ascii_whitespace().filter_map(|pid| pid.parse::<u32>().ok()))
                 }
-                // A kernel that does not tell has to be asked about every process there is.
+                // Without the kernel's list of children every process of the machine has to be looked at.
                 Err(error) if error.kind() == io::ErrorKind::NotFound && !tells_children() => {
                     return slowly_below(ancestor);
                 }
@@ -186,7 +186,7 @@ pub fn kill(observed: ProcessSnapshot) -> bool {
     let Ok(handle) = pidfd_open(pid, PidfdFlags::empty()) else {
         return false;
     };
-    // The handle was opened by number; what it refers to is what was observed only if the start agrees.
+    // The handle was opened by number: it refers to the observed process only if the start time agrees.
     observe(observed.pid).is_ok_and(|now| now == observed) && pidfd_send_signal(&handle, Signal::KILL).is_ok()
 }
 
@@ -213,10 +213,10 @@ pub(crate) fn end_all<T>(
     Err(io::Error::new(io::ErrorKind::TimedOut, "some processes do not end although they were killed"))
 }
 
-/// Tells one start of the machine from another.
+/// Returns an id that differs with every boot of the machine.
 ///
 /// # Errors
-/// When the kernel does not tell.
+/// When the kernel does not provide it.
 pub fn boot_id() -> io::Result<String> {
     Ok(fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
 }

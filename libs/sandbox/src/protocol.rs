@@ -1,6 +1,6 @@
 //! Messages between a job's init and its runner: one JSON object in each datagram.
 //!
-//! The launcher's init speaks it, and so do the forks of a warm interpreter.
+//! The launcher's init uses it, and so do the forks of a warm interpreter.
 
 use model::EndedProcess;
 use serde::{Deserialize, Serialize};
@@ -40,7 +40,7 @@ pub enum InitEvent {
         /// Something that it started lives on.
         left: bool,
     },
-    /// Nothing is left. The last that is said.
+    /// Nothing is left. The last event.
     Over {
         /// Processes that had to be killed.
         ended: Vec<EndedProcess>,

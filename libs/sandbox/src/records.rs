@@ -17,7 +17,7 @@ use crate::cgroup;
 use crate::processes::{self, ProcessSnapshot};
 use crate::tree;
 
-/// One job that runs, as its file tells.
+/// One running job, as its file describes it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct SandboxRecord {
     /// Name of the record: a job key, or the name of something else that was started.
@@ -42,7 +42,7 @@ pub struct SandboxRecordGuard {
 
 impl Drop for SandboxRecordGuard {
     fn drop(&mut self) {
-        // One that stays behind is about processes that are gone, which whoever reads it sees.
+        // A record that stays behind is about processes that are gone, which its reader notices.
         let _ = fs::remove_file(&self.path);
     }
 }
@@ -87,7 +87,7 @@ pub fn write(
     Ok(SandboxRecordGuard { path })
 }
 
-/// Ends everything that the records in `running` tell of, and removes the directories of those jobs and the
+/// Ends everything that the records in `running` name, and removes the directories of those jobs and the
 /// records. A process is ended when it descends from a job's first process, is in its control group, or
 /// has the job's directory in the environment that it was started with. Blocks while it works.
 ///

@@ -69,7 +69,7 @@ const REFUSED: &[libc::c_long] = &[
     libc::SYS_migrate_pages,
     libc::SYS_mbind,
     libc::SYS_set_mempolicy,
-    // What is shared by these outlives every job, and belongs to no directory.
+    // System V objects outlive every job, and belong to no directory.
     libc::SYS_shmget,
     libc::SYS_shmat,
     libc::SYS_shmctl,
@@ -82,10 +82,10 @@ const REFUSED: &[libc::c_long] = &[
     libc::SYS_msgrcv,
     libc::SYS_msgctl,
     libc::SYS_mq_open,
-    // There is a number of these for the whole machine, and whoever has them all keeps its databases from starting.
+    // Their number is limited for the whole machine: a job that takes them all keeps databases from starting.
     libc::SYS_io_setup,
     libc::SYS_mq_unlink,
-    // Who serves a port is taken for the service that had it before, and is reached by strangers.
+    // A job that listens would be taken for the service that had the port before, and strangers could reach it.
     libc::SYS_listen,
 ];
 
@@ -142,8 +142,8 @@ fn filters(allowed: SyscallRules) -> io::Result<[BpfProgram; 2]> {
     let clones: io::Result<Vec<_>> =
         kinds.map(|bit| rule(vec![condition(0, SeccompCmpOp::MaskedEq(bit), bit)?])).collect();
     refused.insert(libc::SYS_clone, clones?);
-    // A process changes nobody's limits and turns but its own: what is done to others of the same user could end
-    // them, or be there for the next job. Even its own number is refused, since filters do not know it.
+    // A process may change only its own limits and scheduling: changes to others of the same user could end
+    // them, or affect the next job. Even its own number is refused, since filters do not know it.
     for own in [
         libc::SYS_prlimit64,
         libc::SYS_sched_setaffinity,
@@ -158,7 +158,7 @@ fn filters(allowed: SyscallRules) -> io::Result<[BpfProgram; 2]> {
     refused.insert(libc::SYS_setsockopt, options()?);
     refused.insert(libc::SYS_ioctl, requests()?);
     refused.extend(borrowed_rights()?);
-    // What the first two are told lies in memory, where no filter sees it. Libraries fall back on the older call of each.
+    // The arguments of the first two are in memory, where no filter sees them. Libraries fall back on the older call of each.
     let unknown = [libc::SYS_clone3, libc::SYS_openat2, SETXATTRAT, REMOVEXATTRAT, FILE_SETATTR];
     let unknown = unknown.map(|number| (number, Vec::new())).into();
     Ok([program(refused, libc::EPERM)?, program(unknown, libc::ENOSYS)?])

@@ -21,7 +21,7 @@ const NAME_BYTES: u64 = 4096;
 const DIRECTORY: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-/// Removes a directory and everything in it, also what its owner has locked away. Nobody may change it meanwhile.
+/// Removes a directory and everything in it, also what its owner has locked away. Nothing may change it meanwhile.
 ///
 /// # Errors
 /// `NotFound` when it is not there; that of the first thing that cannot be removed.
@@ -39,7 +39,7 @@ pub fn remove(dir: &Path) -> io::Result<()> {
 pub fn remove_from(above: impl AsFd, name: &CString) -> io::Result<()> {
     let mut here = open_to_empty(&above, name)?;
     let mut below = empty(&here)?;
-    // The way down to here: which directory it was, and what is still to be emptied there.
+    // The way down to here: which directory it was, and which entries are still to be removed there.
     let mut way: Vec<(Stat, Vec<CString>)> = Vec::new();
     loop {
         if let Some(name) = below.last() {

@@ -13,7 +13,7 @@ const COUNT: u32 = 65_536;
 /// The ranges of which one is chosen: beyond those that systems give away, and below what a signed number holds.
 const FIRST: u32 = 1_900_000_000;
 const RANGES: u32 = 3776;
-/// The file, beside the directories of the contexts, that tells which range they have.
+/// The file, beside the directories of the contexts, that holds their range.
 const RECORD: &str = ".users";
 /// Held locked while users are given away.
 const LOCK: &str = ".lock";
@@ -25,13 +25,13 @@ pub struct UserIdRange {
 }
 
 impl UserIdRange {
-    /// 65,536 users from `base` on, which nobody else may have.
+    /// The 65,536 users from `base` on; nothing else may use them.
     #[must_use]
     pub const fn new(base: u32) -> Self {
         Self { base }
     }
 
-    /// The range that the contexts in this directory have. It is chosen by chance when it is first asked for, so
+    /// Returns the range of the contexts in this directory. It is chosen at random when it is first needed, so
     /// that two work directories of one machine do not share users.
     ///
     /// # Errors
@@ -42,7 +42,7 @@ impl UserIdRange {
         match fs::read_to_string(&record) {
             Ok(text) => {
                 let base = text.trim().parse().map_err(|_| {
-                    let text = format!("{} tells no user id", record.display());
+                    let text = format!("{} holds no user id", record.display());
                     io::Error::new(io::ErrorKind::InvalidData, text)
                 })?;
                 Ok(Self::new(base))
@@ -139,7 +139,7 @@ mod tests {
         assert!((FIRST..=FIRST + (RANGES - 1) * COUNT).contains(&first.first()));
         fs::write(dir.path().join(RECORD), "many").expect("a file");
         let error = UserIdRange::of_directory(dir.path()).expect_err("no number");
-        assert!(error.to_string().contains(".users tells no user id"), "{error}");
+        assert!(error.to_string().contains(".users holds no user id"), "{error}");
     }
 
     #[test]

@@ -40,9 +40,9 @@ pub trait App {
     const NAME: &'static str;
     /// One line for `--help`.
     const ABOUT: &'static str;
-    /// Where it serves gRPC unless told otherwise; none for a process that serves no gRPC.
+    /// Default port for gRPC; none for a process that serves no gRPC.
     const GRPC_PORT: Option<u16>;
-    /// Where it serves HTTP for operators unless told otherwise.
+    /// Default port for operators' HTTP.
     const OPS_PORT: u16;
     /// gRPC methods that do the same as `/admin/drain` and `/admin/reload`, of a service that serves these on its ops port; it gives
     /// [`ServiceHost::admin`] their handlers.
@@ -70,7 +70,7 @@ pub struct ServiceHost {
     pub tls_mode: TlsMode,
     /// How often one actor may call.
     pub actor_calls: CallRate,
-    /// The port for the sidecar, bound, and what is believed there; only in a mesh.
+    /// The port for the sidecar, bound, and the mesh that is trusted there; only in a mesh.
     pub mesh: Option<(TcpListener, MeshTrust)>,
     /// The files to serve and to call with.
     pub tls: TlsFlags,
@@ -240,7 +240,7 @@ impl OpsPort {
         Self { end, serving }
     }
 
-    /// Ends it. Whoever has asked for the end of the process is still answered.
+    /// Ends the ops port. The caller that asked for the end of the process still gets its answer.
     async fn close(self) {
         self.end.begin();
         if let Some(mut serving) = self.serving
@@ -251,12 +251,12 @@ impl OpsPort {
     }
 }
 
-/// Returns who may read what the ops port tells, after a check of the token file.
+/// Returns who may read the ops port, after a check of the token file.
 fn ops_access(common: &CommonFlags) -> Result<OpsAccess, TokenFileError> {
     let access = common.ops_access();
     access.check()?;
     if access == OpsAccess::NoOne {
-        tracing::info!("without --ops-token-file nobody reads /metrics and /info on the ops port");
+        tracing::info!("/metrics and /info are closed on the ops port: no --ops-token-file is given");
     }
     Ok(access)
 }
@@ -269,8 +269,8 @@ fn limits<A: App>(config: &A::Config, actors: ActorFlags) -> ServiceLimits {
     model::limits::TABLE.into_iter().chain(serving).chain(admin).chain(A::limits(config)).collect()
 }
 
-/// The port for everybody, and the one for the sidecar. In a mesh that has all the certificates there is nobody
-/// that the first one could serve.
+/// The port for all callers, and the one for the sidecar. In a mesh that issues all certificates the first one would
+/// have no callers.
 async fn grpc_ports(
     common: &CommonFlags,
 ) -> Result<(Option<TcpListener>, Option<(TcpListener, MeshTrust)>), BindError> {

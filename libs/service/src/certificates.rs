@@ -1,4 +1,4 @@
-//! When certificates end, for whoever watches over them.
+//! Metrics of when certificates end.
 
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
 
-/// How often, and with what pause between, a lock is tried that somebody holds.
+/// How often, and with what pause between, a lock is tried that another process holds.
 const LOOKS: u32 = 50;
 const PAUSE: Duration = Duration::from_millis(20);
 
@@ -15,11 +15,11 @@ const PAUSE: Duration = Duration::from_millis(20);
 pub struct FileLock(File);
 
 impl FileLock {
-    /// Locks a file. Waits up to a second: whoever was just being started by a process that was killed holds a copy
-    /// of its descriptors for a moment, and whoever only looks holds the lock for as long. Blocks.
+    /// Locks a file. Waits up to a second: a child that a killed process was just starting holds a copy
+    /// of its descriptors for a moment, and a process that only checks the lock holds it for as long. Blocks.
     ///
     /// # Errors
-    /// `WouldBlock` when somebody holds it and keeps it; others when the file gives trouble.
+    /// `WouldBlock` when another process keeps the lock; others when the file cannot be locked.
     pub fn take(mut file: File) -> io::Result<Self> {
         for _ in 0..LOOKS {
             match Self::try_take(file)? {
@@ -31,10 +31,10 @@ impl FileLock {
         Err(io::ErrorKind::WouldBlock.into())
     }
 
-    /// Locks a file that nobody holds at this moment, and gives it back otherwise.
+    /// Locks a file that is not locked at this moment, and gives it back otherwise.
     ///
     /// # Errors
-    /// When the file gives trouble.
+    /// When the file cannot be locked.
     pub fn try_take(file: File) -> io::Result<Result<Self, File>> {
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => Ok(Ok(Self(file))),

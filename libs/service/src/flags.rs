@@ -27,7 +27,7 @@ pub struct CommonFlags {
     /// How long calls, streams and tasks may go on after the first signal, in seconds
     #[arg(long, env = "MYCORA_DRAIN_SECS", value_name = "SECONDS", default_value_t = 20)]
     pub drain_secs: u64,
-    /// Allow core files and debuggers, which show keys and secrets to whoever reads them
+    /// Allow core files and debuggers, which can expose keys and secrets
     #[arg(long, env = "MYCORA_ALLOW_CORE")]
     pub allow_core: bool,
     /// Certificates of this process.
@@ -42,7 +42,7 @@ pub struct CommonFlags {
 }
 
 impl CommonFlags {
-    /// Returns who may read what the ops port tells.
+    /// Returns who may read the ops port.
     #[must_use]
     pub fn ops_access(&self) -> OpsAccess {
         match (&self.ops_listen, &self.ops_token_file) {
@@ -63,7 +63,7 @@ impl CommonFlags {
 #[derive(Debug, Clone, Default, Args)]
 pub struct AdminFlags {
     /// File with the secret that an API gateway shows to call POST /admin/drain and /admin/reload at the ops port, and to be
-    /// believed when it names a tenant by x-tenant-id; without it nobody can, and gRPC does the same for administrators
+    /// believed when it names a tenant by x-tenant-id; without it these routes are closed, and administrators use gRPC for the same
     #[arg(long, env = "MYCORA_ADMIN_SECRET_FILE", value_name = "FILE")]
     pub admin_secret_file: Option<PathBuf>,
 }
@@ -125,7 +125,7 @@ pub struct MeshFlags {
     /// Behind the sidecar of this mesh, which does mTLS and says who calls; `http://` addresses are called as well
     #[arg(long, env = "MYCORA_MESH", value_enum, requires_all = ["mesh_listen", "mesh_namespace"])]
     pub mesh: Option<MeshFlag>,
-    /// Where to serve gRPC in plaintext to the sidecar. Whoever reaches it is believed: nobody else may
+    /// Where to serve gRPC in plaintext to the sidecar. All callers of it are believed, so only the sidecar may reach it
     #[arg(long, env = "MYCORA_MESH_LISTEN", value_name = "ADDRESS:PORT", requires = "mesh")]
     pub mesh_listen: Option<SocketAddr>,
     /// Kubernetes namespace whose service accounts `scheduler` or `mycora-scheduler` and so on are our services
@@ -142,7 +142,7 @@ pub struct MeshFlags {
 /// How often one actor may call a process.
 #[derive(Debug, Clone, Copy, Args)]
 pub struct ActorFlags {
-    /// How many calls a second one actor may make, on average; what is more is refused until later
+    /// How many calls a second one actor may make, on average; calls beyond it are refused until later
     #[arg(long, env = "MYCORA_ACTOR_CALLS_PER_SEC", value_name = "COUNT", default_value_t = limits::ACTOR_CALLS_PER_SEC,
           value_parser = clap::value_parser!(u64).range(1..))]
     pub actor_calls_per_sec: u64,

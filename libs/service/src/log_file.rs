@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tracing_subscriber::fmt::MakeWriter;
 
-/// Beyond this many bytes a log file begins anew; what it held until then is kept once, beside it.
+/// Size at which a log file starts over; its former content is kept once, beside it.
 pub const LOG_FILE_BYTES_MAX: u64 = 64 * 1024 * 1024;
 
 /// A file that log lines are appended to. When it is full, its content moves to the file with `.1` behind the name, and

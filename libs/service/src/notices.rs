@@ -1,6 +1,6 @@
 //! Notices to operators about a process that is ready and works.
 //!
-//! A condition that is not met makes a process unready ([`crate::Readiness`]). A notice does not: it tells how the process
+//! A condition that is not met makes a process unready ([`crate::Readiness`]). A notice does not: it reports how the process
 //! is set up, which may be intended. `/info` shows them.
 
 use std::collections::BTreeMap;
@@ -16,7 +16,7 @@ struct OperatorNoticesState {
     parts: Vec<OperatorNotices>,
 }
 
-/// One notice, which is told or not. Clones are the same.
+/// One notice, which is set or not. Clones are the same.
 #[derive(Debug, Clone)]
 pub struct OperatorNotice {
     name: &'static str,
@@ -24,7 +24,7 @@ pub struct OperatorNotice {
 }
 
 impl OperatorNotices {
-    /// Adds a notice of which there is nothing to tell yet. The name says what it is about: `intake`, `disk`.
+    /// Adds a notice that is not set yet. The name says what it is about: `intake`, `disk`.
     #[must_use]
     pub fn notice(&self, name: &'static str) -> OperatorNotice {
         OperatorNotice { name, notices: self.clone() }
@@ -35,15 +35,15 @@ impl OperatorNotices {
         self.state().parts.push(part.clone());
     }
 
-    /// Gives all that there is to tell, by name.
+    /// Returns all notices that are set, by name.
     #[must_use]
     pub fn current(&self) -> BTreeMap<&'static str, String> {
         let state = self.state();
-        let mut told = state.texts.clone();
+        let mut texts = state.texts.clone();
         for part in &state.parts {
-            told.extend(part.current());
+            texts.extend(part.current());
         }
-        told
+        texts
     }
 
     fn state(&self) -> MutexGuard<'_, OperatorNoticesState> {
@@ -52,7 +52,7 @@ impl OperatorNotices {
 }
 
 impl OperatorNotice {
-    /// Tells this from now on; with nothing, there is nothing to tell any more.
+    /// Sets the text; nothing clears the notice.
     pub fn set(&self, text: Option<&str>) {
         let mut state = self.notices.state();
         match text {

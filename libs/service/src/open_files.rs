@@ -3,7 +3,7 @@
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Raises the soft limit of open files to the hard one: a service accepts more connections than shells usually leave it
-/// descriptors for, and one without descriptors keeps everybody out. What is started from here sets limits of its own.
+/// descriptors for, and without descriptors it accepts none. Processes that it starts set limits of their own.
 pub fn raise_open_files_limit() {
     let limit = getrlimit(Resource::Nofile);
     if limit.current == limit.maximum {

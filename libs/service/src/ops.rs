@@ -1,7 +1,7 @@
 //! The ops port: plain HTTP for probes, scrapers and people.
 //!
-//! Probes are answered with yes or no, whoever asks: a job with network reaches a port of its machine as well. What a
-//! process is and does is told to those who show a token, or reach the socket file. Some services are also told what to do here:
+//! Probes are answered with yes or no, for any caller: a job with network reaches a port of its machine as well. The details of
+//! a process are only for callers that show a token, or reach the socket file. Some services also take commands here:
 //! [`AdminRoutes`].
 
 mod access;
@@ -52,7 +52,7 @@ struct InfoDocument<'a> {
     /// Notices to operators, by subject.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     notices: BTreeMap<&'static str, String>,
-    /// Details that the service tells to this caller.
+    /// Details of the service that this caller may see.
     #[serde(skip_serializing_if = "Value::is_null")]
     details: Value,
 }
@@ -103,7 +103,7 @@ impl Ops {
     }
 
     /// Answers `/livez`, `/readyz`, `/ready`, `/health`, `/metrics`, `/info` and what was added, until the future is dropped or
-    /// `end` comes. Whoever was heard before `end` is answered.
+    /// `end` comes. Requests that came before `end` are answered.
     ///
     /// # Errors
     /// When the listener fails.
@@ -152,8 +152,8 @@ impl Ops {
         (StatusCode::SERVICE_UNAVAILABLE, missing.iter().map(line).collect())
     }
 
-    /// Says yes or no to everybody; to those who may read it also what is wrong, and why work waits though nothing is. To the gateway
-    /// that asks for a tenant it says the latter of that tenant alone.
+    /// Answers yes or no to any caller; to those with access also what is wrong, and why work waits though nothing is wrong. The gateway
+    /// that names a tenant gets only the latter, of that tenant alone.
     async fn told_health(&self, headers: &HeaderMap) -> Result<Response, AdminRefusal> {
         let scope = self.scope(headers).await?;
         let troubles = self.readiness.problems();
@@ -165,7 +165,7 @@ impl Ops {
         let waits = self.admin.as_ref().map_or(Ok(Vec::new()), |admin| admin.waits(&scope))?;
         let troubles: String = match scope {
             InfoScope::NoTenant | InfoScope::AllTenants => troubles.iter().map(line).collect(),
-            // What is wrong may be another's.
+            // A problem may concern another tenant.
             InfoScope::Tenant(_) => String::new(),
         };
         let first = if troubles.is_empty() { word.to_owned() } else { troubles };

@@ -23,7 +23,7 @@ mod tests {
 
     const ROLE: &str = "MYCORA_TEST_PANICS";
 
-    /// Does nothing unless the test below starts this program anew for it.
+    /// Does nothing unless the test below starts this program again for it.
     #[test]
     fn a_process_that_panics() {
         if std::env::var_os(ROLE).is_some() {

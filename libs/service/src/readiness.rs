@@ -54,7 +54,7 @@ impl Readiness {
         Self(Arc::new(ReadinessInner { state: Mutex::default(), ready: watch::Sender::new(true) }))
     }
 
-    /// Adds a condition; it is unmet at first. The name says what is waited for: `storage`, `redis`.
+    /// Adds a condition; it is unmet at first. The name says what is missing: `storage`, `redis`.
     #[must_use]
     pub fn condition(&self, name: impl Into<String>) -> ReadinessCondition {
         let condition = ReadinessCondition { name: name.into(), readiness: self.clone() };
@@ -70,7 +70,7 @@ impl Readiness {
 
     /// Takes over every condition and impairment of a part, as it is now and as it changes: ready only while the part is. Where several
     /// parts share a process, each has a name, and so have its conditions: `scheduler storage`. A part never includes
-    /// whoever includes it.
+    /// its whole.
     pub fn include(&self, name: &'static str, part: &Self) {
         let mut state = part.state();
         for list in [ReadinessProblemKind::Unmet, ReadinessProblemKind::Impaired] {
@@ -123,7 +123,7 @@ impl Readiness {
         self.state().unmet.iter().map(|(name, why)| (name.clone(), why.clone())).collect()
     }
 
-    /// Everything that is wrong: what is missing, then impairments; name and reason, one each.
+    /// Returns everything that is wrong: unmet conditions, then impairments; name and reason each.
     #[must_use]
     pub fn problems(&self) -> Vec<(String, String)> {
         let state = self.state();
@@ -133,7 +133,7 @@ impl Readiness {
 
     fn set(&self, list: ReadinessProblemKind, name: &str, because: Option<String>) {
         let mut state = self.state();
-        // A whole is told under the lock of its part, so that two changes cannot overtake each other.
+        // The whole is updated under the lock of its part, so that two changes cannot overtake each other.
         for (part, whole) in &state.parents {
             whole.set(list, &within(part, name), because.clone());
         }

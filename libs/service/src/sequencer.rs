@@ -29,7 +29,7 @@ struct TicketQueue {
     tickets: VecDeque<u64>,
     /// When the turn of the first one came.
     since: Instant,
-    /// Told whenever another one is the first.
+    /// Notified whenever the first ticket changes.
     moved: watch::Sender<()>,
 }
 
@@ -48,8 +48,8 @@ impl TicketQueue {
         }
     }
 
-    /// Gives nothing when it is the turn of `number`, else until when that of the first one lasts and what tells that it
-    /// is over.
+    /// Returns nothing when it is the turn of `number`, else until when the first one may hold it up, and a receiver that fires when
+    /// the first one changes.
     fn before(&mut self, number: u64) -> Option<(Instant, watch::Receiver<()>)> {
         while let Some(&first) = self.tickets.front().filter(|_| self.tickets.contains(&number)) {
             if first == number {
@@ -113,7 +113,7 @@ impl<K: Eq + Hash> Ticket<K> {
             let line_before = |line: &mut TicketQueue| line.before(self.number);
             let before = self.sequencer.lock().by_key.get_mut(&self.key).and_then(line_before);
             let Some((until, mut moved)) = before else { return };
-            // Whether it moved or its time is over: who is the first now is looked up.
+            // After a move or a timeout alike the loop looks up which ticket is first now.
             let _ = tokio::time::timeout_at(until, moved.changed()).await;
         }
     }

@@ -18,7 +18,7 @@ pub enum SighupAction {
     Reloads,
 }
 
-/// Tells that the process, or a part of it, is to end. Cheap to clone.
+/// Signal that the process, or a part of it, is to end. Cheap to clone.
 #[derive(Debug, Clone, Default)]
 pub struct Shutdown {
     token: CancellationToken,
@@ -30,7 +30,7 @@ pub struct Shutdown {
 struct ShutdownDrainDeadline {
     /// Time that was set up.
     patience: OnceLock<Duration>,
-    /// Moment at which what is still under way is given up, by both clocks.
+    /// Moment at which work under way is given up, by both clocks.
     deadline: OnceLock<(Instant, SystemTime)>,
 }
 
@@ -65,7 +65,7 @@ impl Shutdown {
         self.drain.deadline.get().map(|(deadline, _)| deadline.saturating_duration_since(Instant::now()))
     }
 
-    /// Moment at which what is still under way is given up; nothing unless it has begun here.
+    /// Moment at which work under way is given up; nothing unless the shutdown has begun here.
     #[must_use]
     pub fn deadline(&self) -> Option<SystemTime> {
         self.drain.deadline.get().map(|(_, deadline)| *deadline)

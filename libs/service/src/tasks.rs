@@ -26,8 +26,8 @@ impl Tasks {
         Self { tracker: TaskTracker::new(), shutdown, failed: Arc::default() }
     }
 
-    /// Runs a task that the process cannot do without: when it fails or panics, everything ends, and whoever
-    /// started the process starts it again. The task has to end by itself once the shutdown has begun.
+    /// Runs a task that the process cannot do without: when it fails or panics, everything ends, and the process manager
+    /// starts the process again. The task has to end by itself once the shutdown has begun.
     pub fn spawn<F>(&self, name: &'static str, task: F)
     where
         F: Future<Output = Result<(), Failure>> + Send + 'static,

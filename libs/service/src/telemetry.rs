@@ -75,7 +75,7 @@ const OURS: [&str; 33] = [
     "yaml",
 ];
 
-/// Keeps the NATS client from telling each connection, which we tell by ourselves.
+/// Keeps the NATS client from logging each connection, which we log ourselves.
 const NATS_QUIET: &str = "async_nats=warn";
 
 /// Telemetry that has to be flushed before the process ends.
@@ -161,7 +161,7 @@ fn directives(flag: &str) -> String {
     for part in flag.split(',').map(str::trim) {
         let level = part.to_ascii_lowercase();
         if ["info", "debug", "trace"].contains(&level.as_str()) {
-            // First, so that whoever names it is heard.
+            // First, so that a directive of the operator's for it wins.
             directives.insert(0, NATS_QUIET.to_owned());
         }
         match level.as_str() {
@@ -182,7 +182,7 @@ fn composed(
     traces: Option<impl Layer<LoggingSubscriber> + Send + Sync>,
 ) -> Box<dyn Subscriber + Send + Sync> {
     match traces {
-        // One filter for everything is the cheaper one: what nobody wants is not even begun.
+        // One filter for everything is the cheaper one: a disabled span is not even begun.
         None => Box::new(Registry::default().with(logs).with(filter)),
         Some(traces) => {
             let traces = traces.with_filter(LevelFilter::INFO);
@@ -223,7 +223,7 @@ fn trusted(ca: Option<&Path>) -> Result<Vec<u8>, String> {
 }
 
 impl Telemetry {
-    /// Sends what is left, within three seconds.
+    /// Sends the remaining spans, within three seconds.
     pub async fn flush(self) {
         let Some(tracer) = self.tracer else { return };
         // It waits for an export that needs this runtime, so it must not hold the runtime's only thread.
@@ -244,7 +244,7 @@ mod tests {
 
     use super::*;
 
-    /// A collector that speaks TLS with this certificate; gives how its first caller begins.
+    /// A collector that serves TLS with this certificate; returns the first bytes of its first caller.
     fn collector(files: &identity::IssuedFiles) -> (u16, std::thread::JoinHandle<Vec<u8>>) {
         use rustls::pki_types::pem::PemObject as _;
         use rustls::pki_types::{CertificateDer, PrivateKeyDer};

@@ -1,7 +1,7 @@
-//! Spans for a collector that stand where others say: what travels between processes names them before they are begun.
+//! Spans for a collector with given ids: messages between processes name them before they are begun.
 //!
-//! They have the target [`TARGET`], which no line of the log has, and which nobody wants where no collector is named: such a span is
-//! not begun then, and costs no more than the question.
+//! They have the target [`TARGET`], which no line of the log has, and which is disabled unless a collector is configured: such a span is
+//! not begun then, and costs no more than the check.
 
 use std::cell::Cell;
 
@@ -38,15 +38,15 @@ impl TraceContext {
     }
 }
 
-/// Puts a span that was begun just now where it belongs: at a place of its own, or a new one; below another span, or at the top of
-/// its trace. One of a trace that is not recorded is not exported. Does nothing where nobody wants the span.
+/// Puts a span that was begun just now in its place: with given ids, or new ones; below another span, or at the top of
+/// its trace. A span of a trace that is not recorded is not exported. Does nothing for a disabled span.
 pub fn set_context(span: &Span, at: Option<TraceContext>, below: Option<TraceContext>) {
     if span.is_disabled() {
         return;
     }
     // Only the span above can say that a trace is not recorded.
     let above = below.or_else(|| at.filter(|at| !at.is_sampled));
-    // A parent is refused where the layer of a collector is missing: nobody wants the span then.
+    // A parent is refused where the layer of a collector is missing: the span is then not exported anyway.
     let parent = above.map(|above| Context::new().with_remote_span_context(above.context()));
     let _ = span.set_parent(parent.unwrap_or_default());
     if let Some(at) = at {
@@ -57,7 +57,7 @@ pub fn set_context(span: &Span, at: Option<TraceContext>, below: Option<TraceCon
     }
 }
 
-/// Has a span that was begun just now be told to nobody.
+/// Keeps a span that was begun just now from being exported.
 pub fn suppress_export(span: &Span) {
     set_context(span, None, Some(TraceContext { trace: 1, span: 1, is_sampled: false }));
 }

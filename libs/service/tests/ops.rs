@@ -86,7 +86,7 @@ impl Port {
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Answer {
     status: u16,
-    /// In small letters.
+    /// In lower case.
     head: String,
     body: String,
 }
@@ -246,7 +246,7 @@ async fn a_socket_file_is_its_owners() {
     let port = Port::at(&address, |_| OpsAccess::Everyone).await;
     assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     assert_eq!(port.get_as("", "/info").await.0, 200);
-    // What somebody answers on is not.
+    // A socket on which a process answers is not.
     let taken = OpsListener::bind(&address).await.unwrap_err();
     assert_eq!(taken.kind(), std::io::ErrorKind::AddrInUse);
     let file = port.dir.path().join("file");

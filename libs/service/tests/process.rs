@@ -133,7 +133,7 @@ impl Drop for Running {
 }
 
 fn the_first_signal_ends_it_in_order(name: &str) {
-    // Nobody listens at the collector's port; that must not hold up the end.
+    // There is no listener at the collector's port; that must not hold up the end.
     let mut running = Running::start(&["--otlp-endpoint", "http://127.0.0.1:1"]);
     running.signal(name);
     running.wait_for_log("small ended");
@@ -190,7 +190,7 @@ struct Owned {
 }
 
 impl Owned {
-    /// Starts it with core files allowed by whoever starts it, in a directory that others pass.
+    /// Starts it with core files allowed by its parent, in a directory that others pass.
     fn start(dir: &std::path::Path, flags: &[&str]) -> Self {
         let own = rustix::process::geteuid();
         let user = if own.is_root() { ORDINARY } else { own.as_raw() };

@@ -5,14 +5,14 @@ use bytes::Bytes;
 use crate::row::{LaneFence, StoredRow};
 use crate::{CommitOutcome, RowBatch, RowCondition, RowKey, RowOperation, StoreError};
 
-/// The rows of one lane, while nobody else changes them.
+/// The rows of one lane, under exclusive access.
 pub(crate) trait RowAccess {
     fn get(&self, key: &RowKey) -> Result<Option<StoredRow>, StoreError>;
     fn put(&mut self, key: &RowKey, row: &StoredRow) -> Result<(), StoreError>;
     fn delete(&mut self, key: &RowKey) -> Result<(), StoreError>;
 }
 
-/// Why a batch changes nothing; nothing when it is to be applied.
+/// Returns why a batch changes nothing; `None` when it is to be applied.
 pub(crate) fn evaluate(
     rows: &impl RowAccess,
     batch: &RowBatch,
@@ -38,7 +38,7 @@ pub(crate) fn evaluate(
     Ok(None)
 }
 
-/// Makes its changes. What was done before an error is to be undone by the caller.
+/// Applies the changes of a batch. On an error the caller must undo those already made.
 pub(crate) fn apply(
     rows: &mut impl RowAccess,
     batch: &RowBatch,
@@ -48,7 +48,7 @@ pub(crate) fn apply(
     for op in &batch.ops {
         match op {
             RowOperation::Put(key, value) => rows.put(key, &StoredRow::new(value.clone(), revision, 0))?,
-            // What is over already is not there; 0 would be for ever.
+            // A row that has expired already is absent; 0 would keep it forever.
             RowOperation::PutUntil(key, _, until) if *until <= now => rows.delete(key)?,
             RowOperation::PutUntil(key, value, until) => {
                 rows.put(key, &StoredRow::new(value.clone(), revision, *until))?

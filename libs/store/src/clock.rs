@@ -2,7 +2,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Tells when rows expire.
+/// Clock by which rows expire.
 pub trait Clock: Send + Sync + 'static {
     /// Milliseconds since 1970.
     fn now(&self) -> u64;

@@ -1,7 +1,7 @@
 //! A directory of one process, by MDBX.
 //!
-//! One thread writes: it takes all batches that wait, judges each on its own, and makes those that hold durable with one
-//! commit. Readers see the rows as of one commit, and are short: while one stays open no page is used again.
+//! One thread writes: it takes all waiting batches, checks each on its own, and makes the valid ones durable with one
+//! commit. Readers see the rows as of one commit, and are short: while one stays open no page is reused.
 
 mod layout;
 mod writer;
@@ -26,13 +26,13 @@ use crate::{
     StoreHeartbeatReply, StorePage, StorePageBuilder, StoreUsage, VersionedValue,
 };
 
-/// The map is larger than what may be used by a sixteenth, and by this at least: what frees takes pages too.
+/// The map exceeds the usable size by a sixteenth, and at least by this: freeing rows takes pages too.
 const RESERVE_BYTES_MIN: usize = 16 * 1024 * 1024;
 /// The file grows by so much at a time.
 const GROWTH_BYTES: isize = 4 * 1024 * 1024;
 /// Readers at once; more than there are threads for blocking calls.
 const READERS_MAX: u64 = 1024;
-/// `ENOSPC` and `EDQUOT`: the disk, or one's part of it, is full.
+/// `ENOSPC` and `EDQUOT`: the disk, or the quota on it, is used up.
 const DISK_IS_FULL: [i32; 2] = [28, 122];
 
 /// A store in a directory, which belongs to this process as long as it is open.
@@ -49,7 +49,8 @@ pub struct EmbeddedStore {
 }
 
 impl EmbeddedStore {
-    /// Opens the store in `dir`, or makes it. It uses at most `bytes_max` for rows, and then takes only what frees.
+    /// Opens the store in `dir`, or creates it. It uses at most `bytes_max` for rows; once full, it accepts only batches
+    /// that free rows.
     ///
     /// # Errors
     /// [`StoreError::Owned`] when another process has it; [`StoreError::Unavailable`] when it cannot be opened.
@@ -199,7 +200,7 @@ impl Drop for EmbeddedStore {
     fn drop(&mut self) {
         self.requests = None;
         if let Some(writer) = self.writer.take() {
-            // It ended by itself, or by a panic that was told where it happened.
+            // The thread ended by itself, or by a panic that was reported where it happened.
             let _ = writer.join();
         }
     }
@@ -207,16 +208,16 @@ impl Drop for EmbeddedStore {
 
 /// Bytes of a page, which never change.
 ///
-/// The statistics of the environment tell them too, and must not be asked for: they are gathered from every page that there is. While
-/// a transaction writes they are gathered from that one, on whichever thread asks, and its list of changed pages is sorted for
-/// it under the hands of the thread that writes.
+/// The statistics of the environment have them too, but must not be used: they walk every page. While a transaction writes
+/// they are taken from that transaction, on the calling thread, and its list of changed pages is sorted while the writer
+/// thread uses it.
 fn page_bytes(environment: &Environment) -> Result<usize, StoreError> {
     let tx = environment.begin_ro_unsync().map_err(not_read)?;
     let db = tx.open_db(None).map_err(not_read)?;
     Ok(tx.db_stat(&db).map_err(not_read)?.page_size() as usize)
 }
 
-/// Bytes of the pages that are in use. Goes through the list of free pages.
+/// Bytes of the pages in use. Walks the list of free pages.
 fn used_bytes(environment: &Environment, page_bytes: usize) -> Result<usize, StoreError> {
     let used = environment.info().map_err(not_read)?.last_pgno().saturating_add(1);
     let free = environment.freelist().map_err(not_decoded)?;
@@ -229,7 +230,7 @@ struct StoreDirectoryLock(File);
 
 impl Drop for StoreDirectoryLock {
     fn drop(&mut self) {
-        // Not by closing alone: a process that is being started holds a copy of the descriptor for a moment.
+        // Closing alone is not enough: a process that is being started holds a copy of the descriptor for a moment.
         let _ = self.0.unlock();
     }
 }

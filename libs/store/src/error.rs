@@ -13,7 +13,7 @@ pub enum StoreError {
         /// The limit.
         most: usize,
     },
-    /// There is no room. What only frees is still taken.
+    /// There is no room. Batches that only delete rows still succeed.
     #[error("the store is full: {why}")]
     Full {
         /// Which room is used up, and the way out.

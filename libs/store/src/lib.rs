@@ -1,14 +1,14 @@
-//! Where sagas keep their rows.
+//! Stores of rows for sagas.
 //!
-//! Rows belong to lanes. A lane is owned by one process at a time, which every taking of it tells by a higher epoch; one
-//! [`RowBatch`] changes rows of one lane, all of them or none, and its conditions are looked at inside: the epoch, the
-//! revisions of rows, rows that may not be there. Nothing that must be right rests on anything else.
+//! Rows belong to lanes. One process at a time owns a lane; every new owner gets a higher epoch. One [`RowBatch`] changes
+//! rows of one lane, all of them or none, and its conditions are checked in the same transaction: the epoch, the revisions
+//! of rows, rows that must be absent. Correctness depends on nothing else.
 //!
-//! - [`KvStore`]: what every store does.
+//! - [`KvStore`]: the interface of every store.
 //! - [`EmbeddedStore`]: a directory of one process, by MDBX.
-//! - [`StoreHeartbeat`]: how a replica says that it lives, and hears who else does.
+//! - [`StoreHeartbeat`]: how a replica reports that it is alive, and learns which others are.
 //! - [`SharedStore`]: Redis, one server or a cluster, for several processes.
-//! - [`MemoryStore`]: the model that the others are compared with; it keeps nothing.
+//! - [`MemoryStore`]: the reference model for the others; it persists nothing.
 
 mod batch;
 mod batch_evaluation;
@@ -38,7 +38,7 @@ pub use replica::{
 pub use row::VersionedValue;
 pub use shared::SharedStore;
 
-/// A page of rows ends behind the one with which it has so many bytes.
+/// A page ends with the row that brings it to this size in bytes.
 const PAGE_BYTES: usize = 4 * 1024 * 1024;
 
 /// Properties of a store, for the placement of lanes and for operators.
@@ -57,7 +57,7 @@ pub struct StoreCapabilities {
 /// Version and size of a store, for operators.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct StoreUsage {
-    /// Version of what keeps the rows; of Redis that of its first server.
+    /// Version of the backend; for Redis that of its first server.
     pub version: String,
     /// Bytes that are used: of the file of a directory without the pages that are free, of Redis the memory of all its servers that
     /// take writes.
@@ -109,7 +109,7 @@ pub trait KvStore: Send + Sync {
     /// safe as long as its conditions fail once it has been applied.
     ///
     /// # Errors
-    /// [`StoreError::Indeterminate`] when it may have happened; it has not with any other.
+    /// [`StoreError::Indeterminate`] when the change may have been made; with any other error it was not.
     async fn commit(&self, batch: RowBatch) -> Result<CommitOutcome, StoreError>;
 
     /// Reads rows of a lane, all as of one moment; nothing where there is none.
@@ -126,28 +126,28 @@ pub trait KvStore: Send + Sync {
     async fn scan(&self, lane: &LaneKey, range: Range<RowKey>, limit: usize)
     -> Result<StorePage, StoreError>;
 
-    /// Takes a lane: from now on nothing of a former owner is committed. Gives the epoch, which is higher than every one before, also
-    /// where the store has forgotten the last of them.
+    /// Acquires a lane: from now on no former owner can commit to it. Returns the epoch, which is higher than every one
+    /// before, even if the store has forgotten the last one.
     ///
     /// # Errors
     /// [`StoreError`]; may be repeated.
     async fn acquire_lane(&self, lane: &LaneKey) -> Result<u64, StoreError>;
 
-    /// Takes a replica's word that it lives, and tells who else does. A store of one process knows the replicas of that process only.
-    /// Nothing that must be right rests on it: it places lanes, and the fence keeps them.
+    /// Records that a replica is alive, and returns the live replicas. A store of one process knows the replicas of that
+    /// process only. Correctness does not depend on heartbeats: they place lanes, and the fence protects them.
     ///
     /// # Errors
     /// [`StoreError`]; may be repeated.
     async fn heartbeat(&self, beat: &StoreHeartbeat) -> Result<StoreHeartbeatReply, StoreError>;
 
-    /// Reads the clock by which rows expire, in milliseconds since 1970. Timers of lanes go by it, whatever the clock of their owner
-    /// shows.
+    /// Reads the clock by which rows expire, in milliseconds since 1970. Timers of lanes follow this clock, not that of
+    /// their owner.
     ///
     /// # Errors
     /// [`StoreError`]; may be repeated.
     async fn now(&self) -> Result<u64, StoreError>;
 
-    /// Measures the store. Not for the way of a request: it may go through the list of free pages.
+    /// Measures the store. Too slow for a request path: it may walk the list of free pages.
     ///
     /// # Errors
     /// [`StoreError`]; may be repeated.

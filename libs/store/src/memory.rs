@@ -14,7 +14,7 @@ use crate::{
     StoreHeartbeatReply, StorePage, StorePageBuilder, StoreUsage, VersionedValue, WallClock,
 };
 
-/// A store that keeps nothing beyond its process.
+/// A store that persists nothing beyond its process.
 pub struct MemoryStore<C = WallClock> {
     clock: C,
     lanes: Mutex<HashMap<LaneKey, InMemoryLane>>,

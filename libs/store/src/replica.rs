@@ -1,4 +1,4 @@
-//! Replicas of a service that say that they live.
+//! Replicas of a service that send heartbeats.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -18,9 +18,9 @@ pub const REPLICA_WORDS_BYTES_MAX: usize = 64 * 1024;
 pub struct Replica {
     /// Name of the replica among the others.
     pub name: String,
-    /// Number of its process: another process of the same name has another one.
+    /// Number of the replica's process: another process of the same name has another one.
     pub session: u64,
-    /// Words with which it tells the others of itself.
+    /// Description of itself for the other replicas.
     pub words: Bytes,
 }
 
@@ -41,8 +41,8 @@ pub struct StoreHeartbeat {
     pub replica: Replica,
     /// Time for which it lives without another beat; with zero it lives no longer.
     pub ttl: Duration,
-    /// Takes the name from another process that has it. A process does so once, with its first beat: of two that have one name
-    /// the later one lives.
+    /// Takes the name from another process that has it. A process does so once, with its first heartbeat: of two processes
+    /// with one name the later one wins.
     pub is_takeover: bool,
 }
 
@@ -53,9 +53,9 @@ pub struct StoreHeartbeatReply {
     pub replicas: Vec<Replica>,
     /// Moment of the answer by the store's clock, in milliseconds since 1970.
     pub now: u64,
-    /// Revision of the rows beside the lanes: with the same one, none of them has changed.
+    /// Revision of the rows outside the lanes: while it is the same, none of them has changed.
     pub revision: u64,
-    /// True when another process lives under the name, so that the beat counted for nothing.
+    /// True when another process holds the name, so that the heartbeat was ignored.
     pub is_displaced: bool,
 }
 

@@ -21,7 +21,7 @@ pub struct VersionedValue {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct StoredRow {
     pub(crate) versioned: VersionedValue,
-    /// When it is gone, in milliseconds since 1970; 0 for never.
+    /// Time of expiry, in milliseconds since 1970; 0 for never.
     pub(crate) until: u64,
 }
 
@@ -68,7 +68,8 @@ pub(crate) struct LaneFence {
 }
 
 impl LaneFence {
-    /// For a new owner. No epoch comes twice, also where the last one was forgotten: it is never below the time.
+    /// Returns the fence for a new owner. No epoch is used twice, even if the last one was forgotten: an epoch is never
+    /// below the time.
     pub(crate) fn next_epoch(self, now: u64) -> Self {
         Self { epoch: self.epoch.saturating_add(1).max(now), ..self }
     }
@@ -82,7 +83,7 @@ impl LaneFence {
 
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self, StoreError> {
         let row = StoredRow::decode(bytes)?;
-        // The same places as in a row, and nothing behind them.
+        // Same layout as a row, without a value.
         Ok(Self { epoch: row.versioned.revision, revision: row.until })
     }
 }

@@ -1,7 +1,7 @@
 //! Redis, one server or a cluster, for several processes.
 //!
-//! A row is a text, `<revision>:<value>`, under `{sg:<lane>}:<key>`: all of a lane is on one node. Beside the rows stand the fence
-//! and an index of what is scanned. One script is one commit.
+//! A row is a text, `<revision>:<value>`, under `{sg:<lane>}:<key>`: all rows of a lane are on one node. Each lane also has
+//! a fence and an index of the rows that can be scanned. One script is one commit.
 
 use std::ops::Range;
 
@@ -22,7 +22,7 @@ static TAKE: Script = Script::new("take", &[include_str!("shared/take.lua")]);
 static BEAT: Script = Script::new("beat", &[include_str!("shared/beat.lua")]);
 static SCAN: Script = Script::new("scan", &[include_str!("shared/scan.lua")]);
 
-/// Rows that one script looks at: while it does, Redis does nothing else.
+/// Rows that one script reads: Redis does nothing else meanwhile.
 const SCANNED_AT_ONCE: usize = 100;
 
 /// A store in Redis. Cheap to share.
@@ -36,8 +36,8 @@ pub struct SharedStore {
 }
 
 impl SharedStore {
-    /// A store in this Redis, whose answered commits survive what `durability` says. Rows of the tables in `unscanned`, which is what
-    /// stands before the first `:` of their keys, are not found by a scan, and cost no place in an index.
+    /// Opens a store in this Redis, with the `durability` of answered commits. `unscanned` lists tables by the part of
+    /// their keys before the first `:`; their rows are not found by a scan, and take no space in an index.
     ///
     /// # Errors
     /// [`StoreError::Unavailable`] when Redis does not answer, cannot give that, or may forget what it has no memory for.
@@ -47,9 +47,9 @@ impl SharedStore {
             SetupError::Unknown(error) => store_error(error),
         })?;
         for server in kv.primaries().await.map_err(store_error)? {
-            let told = server.cmd(Cmd::new("CONFIG").arg("GET").arg("maxmemory-policy")).await;
+            let reply = server.cmd(Cmd::new("CONFIG").arg("GET").arg("maxmemory-policy")).await;
             let policy =
-                told.and_then(Value::array).ok().and_then(|pair| pair.into_iter().nth(1)?.text().ok());
+                reply.and_then(Value::array).ok().and_then(|pair| pair.into_iter().nth(1)?.text().ok());
             if let Some(policy) = policy.filter(|policy| policy != "noeviction") {
                 let why = format!(
                     "this Redis has `maxmemory-policy {policy}` and forgets rows; set it to `noeviction`"
@@ -127,7 +127,7 @@ impl KvStore for SharedStore {
         let mut page = StorePageBuilder::new(limit);
         let (mut from, to) = (format!("[{}", range.start), format!("({}", range.end));
         loop {
-            // One more tells whether there are more.
+            // One row more than needed shows whether there are more.
             let count = (page.remaining() + 1).min(SCANNED_AT_ONCE);
             let call = SCAN.call(&[place.index()]).named(kv::named![
                 prefix: &place.prefix,
@@ -180,7 +180,7 @@ impl KvStore for SharedStore {
         let mut parts = time.into_iter().map(|part| part.text().ok()?.parse::<u64>().ok());
         match (parts.next().flatten(), parts.next().flatten()) {
             (Some(secs), Some(micros)) => Ok(secs * 1000 + micros / 1000),
-            _ => Err(StoreError::Damaged { why: "Redis told no time".to_owned() }),
+            _ => Err(StoreError::Damaged { why: "Redis returned no time".to_owned() }),
         }
     }
 
@@ -188,12 +188,12 @@ impl KvStore for SharedStore {
         let mut measure = StoreUsage::default();
         for server in self.kv.primaries().await.map_err(store_error)? {
             for section in ["server", "memory"] {
-                let told = server.cmd(Cmd::new("INFO").arg(section)).await.and_then(Value::text);
-                let told = told.map_err(store_error)?;
-                if let (true, Some(version)) = (measure.version.is_empty(), field(&told, "redis_version")) {
+                let reply = server.cmd(Cmd::new("INFO").arg(section)).await.and_then(Value::text);
+                let reply = reply.map_err(store_error)?;
+                if let (true, Some(version)) = (measure.version.is_empty(), field(&reply, "redis_version")) {
                     version.clone_into(&mut measure.version);
                 }
-                let bytes = field(&told, "used_memory").and_then(|bytes| bytes.parse::<u64>().ok());
+                let bytes = field(&reply, "used_memory").and_then(|bytes| bytes.parse::<u64>().ok());
                 measure.bytes += bytes.unwrap_or_default();
             }
         }
@@ -256,9 +256,9 @@ fn parse_heartbeat_reply(answer: Vec<Value>) -> kv::Result<StoreHeartbeatReply> 
     Ok(StoreHeartbeatReply { replicas, now, revision, is_displaced })
 }
 
-/// Value of a field of what `INFO` tells.
-fn field<'a>(told: &'a str, name: &str) -> Option<&'a str> {
-    told.lines()
+/// Value of a field in the reply to `INFO`.
+fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
+    info.lines()
         .find_map(|line| line.split_once(':').filter(|(found, _)| *found == name))
         .map(|(_, value)| value.trim())
 }

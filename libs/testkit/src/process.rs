@@ -134,7 +134,7 @@ impl TestProcess {
         self.signal(rustix::process::Signal::HUP);
     }
 
-    /// Suspends it: it keeps its connections and hears nothing, until it is resumed or killed.
+    /// Suspends it: it keeps its connections and reads nothing, until it is resumed or killed.
     ///
     /// # Panics
     /// When it is gone.
@@ -152,7 +152,7 @@ impl TestProcess {
 
     /// Kills it without a warning and waits until it is gone.
     pub fn kill9(&mut self) {
-        // Failing means that it is dead already, which is what was asked for.
+        // A failure means that it is dead already, as intended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -27,7 +27,7 @@ pub enum ProxyFault {
     None,
     /// Closes every connection, and each new one at once.
     Cut,
-    /// Takes everything and passes nothing on, in neither direction. What was swallowed is gone.
+    /// Takes everything and passes nothing on, in neither direction. The swallowed bytes are lost.
     BlackHole,
     /// Passes requests on and swallows the answers: the outcome is unknown.
     SwallowAnswers,

@@ -159,7 +159,7 @@ impl RedisServer {
     /// Kills it without a warning, and leaves it dead.
     pub fn kill9(&mut self) {
         if let Some(mut child) = self.child.take() {
-            // Failing means that it is dead already, which is what was asked for.
+            // A failure means that it is dead already, as intended.
             let _ = child.kill();
             let _ = child.wait();
         }

@@ -146,7 +146,7 @@ const HOSTILE: &[&str] = &[
     "let a = [1]; a.pad(-5, a); a.shift(); a.pop(); a.pop(); a.reduce(|x, y| x + y); a[99] = 1;",
     "for n in range(9_223_372_036_854_775_800, 9_223_372_036_854_775_807, 5) { } for n in range(0, -10, -3).step(0) { }",
     "print('\\U0010ffff' + 'x' + §); print('a'.to_int() + §);",
-    // What is not there.
+    // Things that do not exist.
     "import \"evil\" as e; e::f(§)",
     "eval(\"loop { }\")",
     "let f = Fn(\"print\"); f.call(f); f.curry(f)",
@@ -167,7 +167,7 @@ impl<S: ChoiceSource> ScriptGenerator<S> {
         if self.source.choose(3) > 0 {
             return harm;
         }
-        // What was well until then.
+        // A script that is valid up to here.
         let before = self.script();
         format!("{before}\n{harm}")
     }

@@ -19,9 +19,9 @@ pub struct WitnessSpan {
     pub job: String,
     /// Which try, as the script named it.
     pub attempt: String,
-    /// The line that told of the start.
+    /// The line that reported the start.
     pub start: usize,
-    /// The line that told of the end; absent when it was killed.
+    /// The line that reported the end; absent when it was killed.
     pub end: Option<usize>,
 }
 
@@ -45,7 +45,7 @@ impl Witness {
         &self.path
     }
 
-    /// A shell script for node `job` that tells its start, does `body`, and tells its end.
+    /// Returns a shell script for node `job` that reports its start, does `body`, and reports its end.
     #[must_use]
     pub fn shell(&self, job: &str, body: &str) -> String {
         let path = self.path.display();
@@ -103,7 +103,7 @@ impl Witness {
     /// Checks that each of `jobs` began exactly once and came to its end, and that nothing else ran.
     ///
     /// # Panics
-    /// When not; lists what was seen.
+    /// When not; lists the lines.
     pub fn assert_each_once(&self, jobs: &[&str]) {
         let spans = self.spans();
         let mut counts: BTreeMap<&str, (u32, u32)> = jobs.iter().map(|job| (*job, (0, 0))).collect();

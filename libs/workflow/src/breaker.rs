@@ -21,7 +21,7 @@ enum CircuitState {
     Closed,
     /// Nothing is called before this moment.
     Open(Timestamp),
-    /// Some calls show whether it is well again.
+    /// Some calls test whether it has recovered.
     Probing {
         under_way: u32,
         succeeded: u32,
@@ -35,7 +35,7 @@ impl CircuitBreaker {
         Self { breaker, window: VecDeque::new(), failures: 0, state: CircuitState::Closed }
     }
 
-    /// Asks for a call. Each one that is given is answered by [`CircuitBreaker::note`].
+    /// Admits a call, or not. Each admitted call is reported to [`CircuitBreaker::note`].
     pub fn admit(&mut self, now: Timestamp) -> bool {
         match self.state {
             CircuitState::Closed => true,
@@ -52,7 +52,7 @@ impl CircuitBreaker {
         }
     }
 
-    /// Notes what came of a call: whether the upstream failed. An answer that refuses is none.
+    /// Records the outcome of a call: whether the upstream failed. A refusal by the upstream is no failure.
     pub fn note(&mut self, has_failed: bool, now: Timestamp) {
         match self.state {
             CircuitState::Open(_) => {}
@@ -82,7 +82,7 @@ impl CircuitBreaker {
         }
     }
 
-    /// Gives back a call that was not made.
+    /// Releases an admitted call that was not made.
     pub fn release(&mut self) {
         if let CircuitState::Probing { under_way, .. } = &mut self.state {
             *under_way = under_way.saturating_sub(1);
@@ -95,7 +95,7 @@ impl CircuitBreaker {
         self.failures = 0;
     }
 
-    /// When it may be asked again; nothing while it is closed.
+    /// When calls are admitted again; `None` while it is closed.
     #[must_use]
     pub const fn open_until(&self) -> Option<Timestamp> {
         match self.state {
@@ -115,14 +115,14 @@ impl CircuitBreaker {
 #[derive(Debug)]
 pub struct CallRateLimiter {
     between: u64,
-    /// How much may be saved up by calls that were not made.
+    /// How much unused capacity may accumulate.
     saved: u64,
-    /// When the next call would be if nothing were saved up.
+    /// Time of the next call if no capacity were left over.
     next: u64,
 }
 
 impl CallRateLimiter {
-    /// One that has given nothing yet. A tenth of the calls, one at least, may follow each other at once.
+    /// A limiter without calls so far. A tenth of the calls, at least one, may follow each other at once.
     #[must_use]
     pub fn new(rate: CallRateLimit) -> Self {
         let between = u64::try_from((rate.each / rate.count.max(1)).as_micros()).unwrap_or(u64::MAX);

@@ -1,6 +1,6 @@
 //! All definitions that are in force together.
 //!
-//! A catalog is made from all manifests at once, or not at all: what several of them say has to fit.
+//! A catalog is made from all manifests at once, or not at all: their contents have to agree.
 
 mod draft;
 mod tenant;
@@ -67,7 +67,7 @@ impl Catalog {
         catalog
     }
 
-    /// Adds sagas that were left out: what follows the catalog may not be behind them either.
+    /// Adds sagas that were left out: the next catalog may not be older than these either.
     #[must_use]
     pub fn remembering(mut self, left_out: impl IntoIterator<Item = Arc<Saga>>) -> Self {
         for saga in left_out {
@@ -109,7 +109,7 @@ impl Catalog {
     }
 }
 
-/// A definition that a tenant needs, whatever manifests say: instances run on it, or the tenant brought it.
+/// A definition that a tenant needs, independent of manifests: instances run on it, or the tenant supplied it.
 #[derive(Debug, Clone)]
 pub struct RequiredDefinition {
     /// The definition.
@@ -158,7 +158,7 @@ impl OutlinedEffects {
 }
 
 impl CatalogBuilder {
-    /// Checks everything that documents which are good by themselves say together.
+    /// Checks the documents that are valid by themselves against each other.
     fn check(&mut self, files: &[&LoadedManifest], before: &Catalog, live: &[RequiredDefinition]) {
         for file in files {
             for document in &file.documents {
@@ -217,7 +217,7 @@ impl CatalogBuilder {
         self.catalog.providers.insert(provider.name.clone(), Arc::clone(provider));
     }
 
-    /// Checks that what a saga orders is there, and for all its tenants; those of a saga with which something is wrong are not known.
+    /// Checks that the effects a saga orders exist, and for all its tenants; the tenants of an invalid saga are not known.
     fn orders(&mut self, file: &str, saga: Option<&Saga>, orders: &[(EffectName, SourcePosition)]) {
         let names = self.catalog.effects.keys().chain(&self.outlined.effects);
         let names: Vec<_> = names.map(|name| name.as_str().to_owned()).collect();
@@ -259,7 +259,7 @@ impl CatalogBuilder {
                     ),
                 };
                 let problems = self.problems.entry("manifests".to_owned()).or_default();
-                // Of several tenants each may need the same.
+                // Several tenants may miss the same one.
                 if !problems.iter().any(|known| known.message == message) {
                     problems.push(Problem { place: None, message });
                 }

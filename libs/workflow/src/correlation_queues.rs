@@ -7,7 +7,7 @@ use model::CorrelationId;
 /// Capacity of the queues of a lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LaneQueueCapacity {
-    /// Items, those that are being worked on among them.
+    /// Items, including those in progress.
     pub items: usize,
     /// Their bytes.
     pub bytes: usize,
@@ -15,7 +15,7 @@ pub struct LaneQueueCapacity {
     pub per_correlation: usize,
 }
 
-/// Items that wait, by correlation. Of each correlation one is worked on at a time.
+/// Waiting items, by correlation. One item of each correlation is in progress at a time.
 #[derive(Debug)]
 pub struct CorrelationQueues<T> {
     room: LaneQueueCapacity,
@@ -29,19 +29,19 @@ pub struct CorrelationQueues<T> {
 #[derive(Debug)]
 struct CorrelationQueue<T> {
     waiting: VecDeque<(T, usize)>,
-    /// Bytes of what is worked on; nothing when nothing is.
+    /// Bytes of the item in progress; `None` without one.
     working: Option<usize>,
 }
 
 impl<T> CorrelationQueues<T> {
-    /// Empty ones.
+    /// Empty queues.
     #[must_use]
     pub fn new(room: LaneQueueCapacity) -> Self {
         Self { room, lines: HashMap::new(), ready: VecDeque::new(), items: 0, bytes: 0 }
     }
 
-    /// Returns true if there is room for an item of so many bytes in this correlation. An item of any size fits when the
-    /// queues are empty.
+    /// Returns true if there is room for an item of this size in this correlation. An item of any size fits when the queues
+    /// are empty.
     #[must_use]
     pub fn has_room(&self, correlation: &CorrelationId, bytes: usize) -> bool {
         let of_one = self.lines.get(correlation).map_or(0, CorrelationQueue::len);
@@ -52,7 +52,7 @@ impl<T> CorrelationQueues<T> {
     /// Adds an item behind those of its correlation.
     ///
     /// # Errors
-    /// Gives it back when there is no room for it: the source is to be read no further until something is done.
+    /// Returns the item when there is no room: reading of the source has to stop until an item is done.
     pub fn push(&mut self, correlation: &CorrelationId, item: T, bytes: usize) -> Result<(), T> {
         if !self.has_room(correlation, bytes) {
             return Err(item);
@@ -67,7 +67,7 @@ impl<T> CorrelationQueues<T> {
         Ok(())
     }
 
-    /// Adds an item before those of its correlation, whether there is room or not: it is what they wait for.
+    /// Adds an item before those of its correlation, even without room: the others wait for it.
     pub fn push_first(&mut self, correlation: &CorrelationId, item: T) {
         self.items += 1;
         let line = self.lines.entry(correlation.clone()).or_insert_with(CorrelationQueue::new);
@@ -77,7 +77,7 @@ impl<T> CorrelationQueues<T> {
         line.waiting.push_front((item, 0));
     }
 
-    /// Gives the next item to be worked on. Its correlation gives no other until [`CorrelationQueues::done`].
+    /// Returns the next item. Its correlation gives no other until [`CorrelationQueues::done`].
     pub fn take(&mut self) -> Option<(CorrelationId, T)> {
         let correlation = self.ready.pop_front()?;
         let line = self.lines.get_mut(&correlation)?;

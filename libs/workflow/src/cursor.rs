@@ -1,8 +1,8 @@
-//! How far a source was read, and when its consumer has to be made anew.
+//! Position up to which a source was read, and detection of deliveries that require a new consumer.
 //!
-//! The position is ours: what a broker thinks of it is believed in nothing. It is the last sequence up to which every message is
-//! settled, that is applied, ignored, parked or dead in a commit. Whatever could bring an old message behind a newer one
-//! makes the consumer be deleted and made anew behind the position, so that deliveries are in order again.
+//! The position is ours: the broker's own is not trusted. It is the last sequence up to which every message is settled,
+//! that is applied, ignored, parked or dead in a commit. When an old message could come behind a newer one, the consumer is
+//! deleted and recreated behind the position, so that deliveries are in order again.
 
 use std::collections::BTreeSet;
 
@@ -21,9 +21,9 @@ pub struct Cursor {
 pub enum DeliveryClass {
     /// The next message.
     Next,
-    /// One that is being worked on: it took longer than the broker waits.
+    /// A message in progress: processing took longer than the broker waits.
     InFlight,
-    /// The consumer has to be made anew from [`Cursor::position`]: why. The message is to be forgotten.
+    /// The consumer has to be recreated from [`Cursor::position`], for this reason. The message is dropped.
     Anew(DeliveryDisorder),
 }
 
@@ -32,7 +32,7 @@ pub enum DeliveryClass {
 pub enum DeliveryDisorder {
     /// Deliveries are missing: the connection was cut while they were under way.
     Gap,
-    /// A message came again that was settled, behind newer ones.
+    /// A settled message came again, behind newer ones.
     Repeat,
 }
 
@@ -71,22 +71,22 @@ impl Cursor {
         DeliveryClass::Anew(DeliveryDisorder::Repeat)
     }
 
-    /// Takes note that the broker has looked as far as `sequence` for the next message, after so many deliveries. What it has passed over
-    /// is none of this source's. Nothing where one of those deliveries has not come.
+    /// Notes that the broker has looked as far as `sequence` for the next message, after `count` deliveries. The messages
+    /// it passed over are not of this source. Ignored while one of those deliveries is missing.
     pub fn pass(&mut self, sequence: u64, count: u64) {
         if count == self.count {
             self.delivered = self.delivered.max(sequence);
         }
     }
 
-    /// Takes note that a message is settled; says whether the position has moved.
+    /// Notes that a message is settled; returns whether the position has moved.
     pub fn settle(&mut self, sequence: u64) -> bool {
         let before = self.position();
         self.in_flight.remove(&sequence);
         self.position() > before
     }
 
-    /// The last sequence up to which everything is settled. What was passed over is none of this source's.
+    /// The last sequence up to which everything is settled. Messages passed over are not of this source.
     #[must_use]
     pub fn position(&self) -> u64 {
         self.in_flight.first().map_or(self.delivered, |first| first.saturating_sub(1))
@@ -98,7 +98,7 @@ impl Cursor {
         self.count
     }
 
-    /// The first message that is being worked on.
+    /// The first message in progress.
     #[must_use]
     pub fn first_in_flight(&self) -> Option<u64> {
         self.in_flight.first().copied()

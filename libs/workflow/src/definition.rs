@@ -23,7 +23,7 @@ pub const EFFECTS_MAX: usize = 32;
 pub const WORK_MAX: usize = 64;
 /// Timers of an instance.
 pub const TIMERS_MAX: usize = 64;
-/// State of an instance, in bytes of JSON, unless its manifest says more.
+/// State of an instance, in bytes of JSON, unless its manifest allows more.
 pub const STATE_BYTES: usize = 64 * 1024;
 /// State of an instance, in bytes of JSON, at most.
 pub const STATE_BYTES_MAX: usize = 256 * 1024;
@@ -41,7 +41,7 @@ pub struct Saga {
     pub name: SagaName,
     /// Version of the saga: higher than those before it.
     pub version: u32,
-    /// Hash of its manifest, however that was laid out.
+    /// Hash of its manifest, independent of layout.
     pub hash: BlobHash,
     /// Tenants that have it.
     pub tenants: TenantSet,
@@ -65,7 +65,7 @@ pub struct Saga {
     pub steps: BTreeMap<StepName, SagaStep>,
     /// Ordered after the last compensation.
     pub compensated: Option<WorkOrder>,
-    /// Types that a step does not want.
+    /// Types that a step ignores.
     pub ignore: BTreeMap<StepName, IgnoredEventTypes>,
     /// How instances of another version become instances of this one.
     pub migrate: Option<Migration>,
@@ -102,7 +102,7 @@ impl TenantSet {
 pub struct StateField {
     /// Kind of value that the field holds.
     pub kind: StateFieldKind,
-    /// True if the field may be nothing. Until the field is set, it is nothing.
+    /// True if the field may be null. Until it is set, it is null.
     pub is_optional: bool,
 }
 
@@ -376,7 +376,7 @@ pub enum TimerDue {
     At(Formula),
 }
 
-/// Types of events that a step does not want.
+/// Types of events that a step ignores.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum IgnoredEventTypes {
     /// All of them.

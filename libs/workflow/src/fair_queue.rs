@@ -8,9 +8,9 @@ use model::TenantId;
 #[derive(Debug)]
 pub struct TenantFairQueue<T> {
     lines: BTreeMap<TenantId, TenantQueue<T>>,
-    /// Tenants of whom something waits and who have room, in the order of their turns.
+    /// Tenants with waiting work and free capacity, in the order of their turns.
     round: VecDeque<TenantId>,
-    /// Under way at a time, of one tenant.
+    /// Maximum number in progress at a time, of one tenant.
     most: u32,
 }
 
@@ -25,13 +25,13 @@ struct TenantQueue<T> {
 }
 
 impl<T> TenantFairQueue<T> {
-    /// Nothing that waits; at most so many of one tenant are under way.
+    /// An empty queue; at most `most` items of one tenant are in progress.
     #[must_use]
     pub const fn new(most: u32) -> Self {
         Self { lines: BTreeMap::new(), round: VecDeque::new(), most }
     }
 
-    /// Lets so many of one tenant be under way from now on.
+    /// Changes how many items of one tenant may be in progress.
     pub fn allow(&mut self, most: u32) {
         self.most = most;
         for (tenant, line) in &mut self.lines {
@@ -44,7 +44,7 @@ impl<T> TenantFairQueue<T> {
         self.round.retain(|tenant| lines.get(tenant).is_some_and(|line| line.is_in_round));
     }
 
-    /// Adds work behind that of its tenant, whose weight this is from now on.
+    /// Adds work behind that of its tenant, and updates the tenant's weight.
     pub fn push(&mut self, tenant: &TenantId, weight: u32, item: T) {
         let line = self.lines.entry(tenant.clone()).or_insert_with(TenantQueue::new);
         line.weight = weight.max(1);
@@ -52,7 +52,7 @@ impl<T> TenantFairQueue<T> {
         Self::enter(&mut self.round, tenant, line, self.most);
     }
 
-    /// Gives the next work. It is under way until [`TenantFairQueue::done`].
+    /// Returns the next work. It is in progress until [`TenantFairQueue::done`].
     pub fn take(&mut self) -> Option<(TenantId, T)> {
         let tenant = self.round.front()?.clone();
         let line = self.lines.get_mut(&tenant)?;
@@ -79,7 +79,7 @@ impl<T> TenantFairQueue<T> {
         Self::enter(&mut self.round, tenant, line, self.most);
     }
 
-    /// Puts a tenant at the end of the round, unless it stands there or cannot be served.
+    /// Puts a tenant at the end of the round, unless it is in it already or cannot be served.
     fn enter(round: &mut VecDeque<TenantId>, tenant: &TenantId, line: &mut TenantQueue<T>, most: u32) {
         if line.is_in_round || line.waiting.is_empty() || line.under_way >= most {
             return;
@@ -89,13 +89,13 @@ impl<T> TenantFairQueue<T> {
         round.push_back(tenant.clone());
     }
 
-    /// Returns whether somebody's turn it is.
+    /// Returns whether a tenant has its turn.
     #[must_use]
     pub fn has_ready(&self) -> bool {
         !self.round.is_empty()
     }
 
-    /// Counts what waits.
+    /// Counts the waiting items.
     #[must_use]
     pub fn len(&self) -> usize {
         self.lines.values().map(|line| line.waiting.len()).sum()

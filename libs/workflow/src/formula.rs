@@ -32,7 +32,7 @@ const BUDGET: ExpressionBudget = ExpressionBudget {
     operations: FORMULA_OPERATIONS_MAX,
 };
 
-/// One for all: it keeps nothing between two evaluations.
+/// Shared by all formulas: evaluations keep no state.
 static EXPRESSIONS: LazyLock<Expressions> = LazyLock::new(|| Expressions::new(Language::SAGAS, &BUDGET));
 
 /// A variable that formulas of one place may use.
@@ -189,7 +189,7 @@ impl Formula {
         self.uses.contains(variable)
     }
 
-    /// Evaluates it. A variable that is not in the scope is nothing.
+    /// Evaluates it. A variable that is missing in the scope is null.
     ///
     /// # Errors
     /// Types that do not fit, numbers out of range, its budget used up.
@@ -234,7 +234,7 @@ fn operand(value: &Json) -> Operand {
     }
 }
 
-/// The answer as a value; nothing for one that has a fraction somewhere.
+/// The answer as a value; `None` for one that contains a fraction.
 fn json(answer: Operand) -> Option<Json> {
     Some(match answer.into_value() {
         OperandValue::Nothing => Json::Null,
@@ -359,7 +359,7 @@ impl ValueTemplate {
         })
     }
 
-    /// Evaluates a text for people: what has no answer is shown as `?`.
+    /// Evaluates a text for people: a formula that fails is shown as `?`.
     #[must_use]
     pub fn shown(&self, scope: &VariableScope<'_>) -> String {
         let answer = |formula: &Formula| match formula.value(scope) {

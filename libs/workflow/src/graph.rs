@@ -12,7 +12,7 @@ use crate::manifest::graph::before_pivot;
 
 /// The node of the start.
 pub const START: &str = ":start";
-/// The node of an end that is as it was meant.
+/// The node of a successful end.
 pub const COMPLETED: &str = ":completed";
 /// The node of another end.
 pub const FAILED: &str = ":failed";
@@ -20,14 +20,14 @@ pub const FAILED: &str = ":failed";
 pub const COMPENSATED: &str = ":compensated";
 /// The node at which an input becomes a dead letter.
 pub const DEAD_LETTER: &str = ":dead-letter";
-/// The branch of what is ordered after the last compensation.
+/// The branch of the work ordered after the last compensation.
 const LAST: &str = "compensated";
 
 /// A definition as a graph.
 #[derive(Debug, Clone, Default)]
 pub struct DefinitionGraph<'a> {
-    /// The start first, then steps, the nearest first, then ends to which something leads. Everything may be undone on request: the
-    /// node for that is always there.
+    /// The start first, then steps, the nearest first, then ends that something leads to. Any instance can be cancelled, so
+    /// the node for compensation is always included.
     pub nodes: Vec<DefinitionNode<'a>>,
     /// Edges by the node that they leave, in the order in which they are tried.
     pub edges: Vec<DefinitionEdge<'a>>,
@@ -151,7 +151,7 @@ impl Saga {
         DefinitionNode { needs: orders.len(), orders, ..DefinitionNode::end(name, kind) }
     }
 
-    /// Edges that leave a step. `can_undo` says whether it is reached while everything can be undone.
+    /// Edges that leave a step. `can_undo` is true if it is reached while everything can be undone.
     fn leaving<'a>(
         &'a self,
         name: &'a StepName,
@@ -171,7 +171,7 @@ impl Saga {
                     work.on_success.iter().map(|arm| edge(arm, DefinitionEdgeKind::Success, None));
                 let failed = work.on_failure.iter().map(|arm| edge(arm, DefinitionEdgeKind::Failure, None));
                 let mut edges: Vec<_> = succeeded.chain(failed).collect();
-                // What no way fits is undone, as long as that can be.
+                // Without a matching continuation the instance is compensated, as long as that is possible.
                 if can_undo && work.on_failure.iter().all(|arm| arm.when.is_some()) {
                     let (from, to, kind) = (name.as_str(), COMPENSATED, DefinitionEdgeKind::Failure);
                     edges.push(DefinitionEdge { from, to, kind, event: None, condition: None });

@@ -1,7 +1,7 @@
 //! Ids of inputs, and of the work that they cause.
 //!
-//! Whatever is done again asks for the same thing under the same id: so an id of work comes from what caused it, never
-//! from chance, and not from the order in which inputs happened to come either.
+//! Repeated work must have the same id. An id of work is therefore derived from its cause, never from chance, nor from the
+//! order in which inputs happened to arrive.
 
 use model::{CommandId, CorrelationId, SagaName, TenantId, Timestamp};
 use serde::{Deserialize, Serialize};
@@ -12,9 +12,9 @@ use uuid::Builder;
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum InputId {
-    /// An event that says its own id.
+    /// An event with its own id.
     Event(String),
-    /// An event that says none: where it stands in its stream, and which life of that stream it is.
+    /// An event without one: its sequence in its stream, and the incarnation of that stream.
     Message {
         /// When the stream was made, in milliseconds since 1970.
         incarnation: u64,

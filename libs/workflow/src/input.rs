@@ -7,8 +7,8 @@ use crate::{InputId, Json};
 
 /// An input, in bytes of the message that brings it.
 pub const INPUT_BYTES_MAX: usize = 1024 * 1024 - 16 * 1024;
-/// Payload of one piece of work, in bytes of its JSON. It fits into a message also where it stands as a text within JSON, and
-/// leaves room for a result in the row of its call.
+/// Payload of one piece of work, in bytes of its JSON. It fits into a message even as a text within JSON, and leaves room
+/// for a result in the row of its call.
 pub const WORK_BYTES_MAX: usize = 448 * 1024;
 /// Payloads of all the work that one change orders, in bytes: they are committed together.
 pub const WORK_OF_CHANGE_BYTES_MAX: usize = 2 * 1024 * 1024;
@@ -28,7 +28,7 @@ pub struct InstanceInput {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum InstanceInputKind {
-    /// An event of an aggregate, or what somebody sent in its place.
+    /// An event of an aggregate, or one that a caller sent in its place.
     Event(DomainEvent),
     /// The end of a command.
     Result(CommandResult),
@@ -57,7 +57,7 @@ pub struct DomainEvent {
     pub kind: String,
     /// The event as formulas see it.
     pub body: Json,
-    /// The aggregate that it is of, as `Type/id`, and the version that it gave it.
+    /// The aggregate that the event is about, as `Type/id`, and the version that the event gave it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<(String, u64)>,
 }
@@ -124,7 +124,7 @@ impl CommandOutcome {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verb {
-    /// Starts it; the data stand where those of an event would.
+    /// Starts it; `data` takes the place of an event's data.
     Start {
         /// The data.
         data: Json,
@@ -136,11 +136,11 @@ pub enum Verb {
         /// Data of the event.
         data: Json,
     },
-    /// Keeps its inputs back from now on.
+    /// Holds its inputs back from now on.
     Pause,
-    /// Gives it what was kept back.
+    /// Applies the inputs that were held back.
     Resume,
-    /// Undoes what was done.
+    /// Compensates its completed steps.
     Cancel {
         /// Why.
         reason: String,
@@ -150,19 +150,19 @@ pub enum Verb {
         /// Why.
         reason: String,
     },
-    /// Has the step that is stuck tried again.
+    /// Retries the step that is stuck.
     RetryStep,
-    /// Leaves the step out that is stuck.
+    /// Skips the step that is stuck.
     SkipStep {
         /// Result that replaces that of the step.
         result: Json,
     },
-    /// Says that everything is done.
+    /// Marks it as completed.
     Complete {
         /// Why.
         reason: String,
     },
-    /// Makes it an instance of the version that is in force.
+    /// Migrates it to the version in force.
     Migrate,
 }
 
@@ -204,7 +204,7 @@ impl InstanceInput {
 pub const OCCURRENCE: &str = "%schedule";
 
 impl DomainEvent {
-    /// Makes the event that stands for an occurrence of a saga's schedule.
+    /// Makes the event for an occurrence of a saga's schedule.
     #[must_use]
     pub fn occurrence(time: Timestamp) -> Self {
         let body = Json::object([
@@ -220,13 +220,13 @@ impl DomainEvent {
         Self { id, kind: "schedule".to_owned(), body, version: None }
     }
 
-    /// Returns whether it stands for an occurrence of a schedule: nothing that came from outside does.
+    /// Returns whether it is an occurrence of a schedule: no event from outside is one.
     #[must_use]
     pub fn is_occurrence(&self) -> bool {
         matches!(&self.id, InputId::Timer { name, .. } if name == OCCURRENCE)
     }
 
-    /// Makes the event that stands for what somebody sent.
+    /// Makes the event for data that a caller sent.
     #[must_use]
     pub fn sent(request: &str, kind: &str, data: Json) -> Self {
         let body = Json::object([

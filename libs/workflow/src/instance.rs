@@ -1,4 +1,4 @@
-//! Instances of sagas, as they are kept.
+//! Instances of sagas, as they are stored.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -15,7 +15,7 @@ pub const INSTANCE_BYTES_MAX: usize = 512 * 1024;
 /// The reason of an end, in characters.
 pub const REASON_CHARS_MAX: usize = 300;
 
-/// Everything that is kept of a correlation under its own key.
+/// Everything that is stored about a correlation under its own key.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CorrelationRecord {
     /// State of the correlation: waiting events, an instance, or a tombstone.
@@ -26,13 +26,13 @@ pub struct CorrelationRecord {
     /// True if the correlation was paused by request.
     #[serde(default, skip_serializing_if = "is_false")]
     pub is_paused: bool,
-    /// Inputs that wait behind a letter or a pause.
+    /// Inputs that wait behind a dead letter or a pause.
     #[serde(default)]
     pub held: RowNumberRange,
     /// Bytes of their rows.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub held_bytes: u64,
-    /// Dead letters that were written, those among them that are gone.
+    /// Number of dead letters that were ever written, including those removed since.
     #[serde(default)]
     pub letters: u64,
     /// Events that have waited for a start.
@@ -70,12 +70,12 @@ pub struct DeferredEvent {
     pub kind: String,
 }
 
-/// Rows with numbers, from the first that is there to behind the last.
+/// Rows with consecutive numbers, from the first to the one after the last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct RowNumberRange {
-    /// The first that is there.
+    /// The first that exists.
     pub first: u64,
-    /// The one that comes next.
+    /// The number after the last.
     pub next: u64,
 }
 
@@ -131,7 +131,7 @@ pub struct SagaInstance {
     /// Why it is being undone, or was ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Why somebody cancelled it, while its pivot is under way.
+    /// Reason of a cancellation that was requested while its pivot was in progress.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cancelled: Option<String>,
     /// Reason why the instance is stuck.
@@ -192,7 +192,7 @@ pub enum CommandPurpose {
     Forward,
     /// Undoing a branch whose step succeeded without it.
     Tidy,
-    /// Undoing what was done.
+    /// Undoing a completed step.
     Undo,
     /// The work that is ordered after the last compensation.
     Last,
@@ -254,7 +254,7 @@ pub struct Timer {
     pub is_of_step: bool,
 }
 
-/// Summary that is kept of an instance that has ended.
+/// Summary that is stored of an instance that has ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tombstone {
     /// Hash of the definition that it was pinned to.
@@ -273,7 +273,7 @@ pub struct Tombstone {
     pub started: Timestamp,
     /// When it ended.
     pub ended: Timestamp,
-    /// Why, in so many characters as are kept.
+    /// The reason, shortened for storage.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// True if the pivot had succeeded.
@@ -303,7 +303,7 @@ pub enum RowError {
 /// Writes a row: its form, and JSON.
 pub fn encode<T: Serialize>(row: &T) -> Vec<u8> {
     let mut bytes = vec![FORM];
-    // Keys are texts and nothing of it fails to be written.
+    // Keys are texts, and no part of it fails to serialize.
     let written = serde_json::to_writer(&mut bytes, row);
     debug_assert!(written.is_ok(), "{written:?}");
     bytes
@@ -391,7 +391,7 @@ impl SagaInstance {
     }
 }
 
-/// Cuts a reason to what is kept of it.
+/// Shortens a reason for storage.
 #[must_use]
 pub fn cut(reason: &str) -> String {
     reason.chars().take(REASON_CHARS_MAX).collect()

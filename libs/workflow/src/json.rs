@@ -1,7 +1,7 @@
-//! JSON that is the same bytes on every machine and every day.
+//! JSON with the same bytes on every machine at any time.
 //!
-//! Programs see what comes from outside as these values, and their state is kept as these bytes. So numbers are integers
-//! of 64 bits, keys have an order, and whatever two readers might take for different things is refused. Any other
+//! Programs see external data as these values, and their state is stored as these bytes. Therefore numbers are integers of
+//! 64 bits, keys are sorted, and everything that two readers might interpret differently is refused. Any other
 //! number is a text with its digits as they were written: nothing is rounded.
 
 mod read;
@@ -24,7 +24,7 @@ pub enum Json {
     Bool(bool),
     /// A whole number of 64 bits.
     Int(i64),
-    /// A text. Other numbers are read as one, with the digits that were written.
+    /// A text. Other numbers are read as texts, with the digits as written.
     Text(String),
     /// A list.
     List(Vec<Self>),
@@ -54,7 +54,7 @@ impl Json {
         Self::Text(of.to_string())
     }
 
-    /// Makes a number; the largest there is for those beyond it.
+    /// Makes a number; the largest possible one for a value beyond it.
     #[must_use]
     pub fn number(of: u64) -> Self {
         Self::Int(i64::try_from(of).unwrap_or(i64::MAX))

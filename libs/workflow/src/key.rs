@@ -1,7 +1,7 @@
-//! The names of everything that a store keeps: `<table>:<part>:…` within a lane.
+//! Keys of all rows that a store keeps: `<table>:<part>:…` within a lane.
 //!
-//! What comes from outside stands in a key encoded ([`part`]), so that no text is taken for the boundary of another, and
-//! numbers have twenty digits, so that their order is that of their texts. No other module writes a key.
+//! Text from outside is encoded in a key ([`part`]), so that it cannot contain a separator, and numbers have twenty digits,
+//! so that they sort as texts. No other module writes a key.
 
 use std::fmt;
 use std::ops::Range;
@@ -11,9 +11,9 @@ use sha2::{Digest as _, Sha256};
 
 use crate::lane::WorkflowLane;
 
-/// An encoded part that would be longer is a hash instead; the text stands in the value then.
+/// An encoded part that would be longer is replaced by a hash; the value then has the text.
 const PART_BYTES_MAX: usize = 600;
-/// How such a part begins. No encoded text does: what follows a `%` in one is a hexadecimal digit, or nothing.
+/// Prefix of such a part. No encoded text has it: a `%` is followed by a hexadecimal digit, or by nothing.
 const HASHED: &str = "%h";
 
 /// A key within a lane.
@@ -32,7 +32,7 @@ pub enum RowKeyPart {
 /// Tables, in four groups: those of instances, those of calls, those of any lane, and those beside the lanes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum StoreTable {
-    /// Instances, and what is left of those that have ended.
+    /// Instances, and tombstones of those that have ended.
     Saga,
     /// Instances by their status and step, for lists.
     By,
@@ -54,7 +54,7 @@ pub enum StoreTable {
     EffectDue,
     /// Calls by their state and by who ordered them, for lists.
     EffectBy,
-    /// Calls that their sagas do not want any more.
+    /// Calls that their sagas no longer want.
     Unwanted,
     /// How far a source was read.
     Checkpoint,
@@ -68,7 +68,7 @@ pub enum StoreTable {
     Fence,
     /// Name of the replica that owns a lane.
     Owner,
-    /// Answers to requests that may come again.
+    /// Answers to requests that may be repeated.
     Request,
     /// Definitions by their hash.
     Definition,
@@ -131,7 +131,7 @@ impl LaneRowKey {
         &self.0
     }
 
-    /// Reads what a store gave back. Nothing but a key's form is looked at.
+    /// Reads a key that a store returned. Its form is not checked.
     #[must_use]
     pub fn of_store(text: String) -> Self {
         Self(text)
@@ -310,7 +310,7 @@ impl LaneRowKey {
         StoreTable::EffectBy.with(by).below()
     }
 
-    /// A call that its saga does not want any more, until its row says so.
+    /// A call that its saga no longer wants, until its own row records that.
     #[must_use]
     pub fn unwanted(command: CommandId) -> Self {
         StoreTable::Unwanted.with(|key| key.text(&command.to_string()))
@@ -352,13 +352,13 @@ impl LaneRowKey {
         StoreTable::Owner.with(|_| ())
     }
 
-    /// The answer to a request that may come again.
+    /// The answer to a request that may be repeated.
     #[must_use]
     pub fn request(id: &str) -> Self {
         StoreTable::Request.with(|key| key.text(id))
     }
 
-    /// A definition, by its hash. Beside the lanes, as those that follow.
+    /// A definition, by its hash. Outside the lanes, like the following ones.
     #[must_use]
     pub fn definition(hash: &[u8; 32]) -> Self {
         StoreTable::Definition.with(|key| key.text(&hex::encode(hash)))
@@ -421,8 +421,8 @@ impl RowKeyWriter {
     }
 }
 
-/// A text as it stands in a key: `[A-Za-z0-9_.-]` as they are, every other byte as `%XX`, an empty one as `%`. One that would
-/// have more than 600 bytes then is `%h` and its SHA-256.
+/// Encodes a text for a key: `[A-Za-z0-9_.-]` stay as they are, every other byte becomes `%XX`, an empty text `%`. A text
+/// whose encoded form would exceed 600 bytes becomes `%h` and its SHA-256.
 #[must_use]
 pub fn part(text: &str) -> String {
     if text.is_empty() {
@@ -441,7 +441,7 @@ pub fn part(text: &str) -> String {
     part
 }
 
-/// Undoes [`part`]; nothing for what it never gives.
+/// Reverses [`part`]; returns `None` for a text that it never produces.
 fn decode(encoded: &str) -> Option<RowKeyPart> {
     if let Some(hash) = encoded.strip_prefix(HASHED) {
         let mut bytes = [0; 32];
@@ -460,7 +460,7 @@ fn decode(encoded: &str) -> Option<RowKeyPart> {
         }
     }
     let text = String::from_utf8(bytes).ok()?;
-    // Only the one form: two keys never say the same.
+    // Only the canonical form is accepted, so no two keys mean the same.
     (part(&text) == encoded).then_some(RowKeyPart::Text(text))
 }
 

@@ -1,4 +1,4 @@
-//! Lanes: what has one owner at a time.
+//! Lanes: units with one owner at a time.
 
 use std::fmt;
 
@@ -51,8 +51,8 @@ impl fmt::Display for WorkflowLane {
     }
 }
 
-/// Which of a saga's shards a correlation belongs to, from 0 on: FNV-1a of 64 bits over tenant and correlation. It is the same for
-/// ever, on every replica.
+/// Returns the shard of a saga that a correlation belongs to, from 0 on: FNV-1a of 64 bits over tenant and correlation. The
+/// result never changes, on any replica.
 #[must_use]
 pub fn shard(tenant: &TenantId, correlation: &CorrelationId, shards: u8) -> u8 {
     let bytes = tenant.as_str().bytes().chain([0]).chain(correlation.as_str().bytes());

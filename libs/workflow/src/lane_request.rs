@@ -1,7 +1,7 @@
 //! Requests to the owner of a lane, about the lane, a dead letter or a call, beside the verbs of instances.
 //!
-//! They travel under the subjects of what they are about, so that the owner takes them in order with everything else. Subject and
-//! body both name what a request is about, and must agree.
+//! Requests travel under the subjects of their targets, so that the owner handles them in order with everything else.
+//! Subject and body both name the target, and must agree.
 
 use model::{BlobHash, CommandId, CorrelationId};
 use serde::{Deserialize, Serialize};
@@ -23,7 +23,7 @@ pub struct LaneRequestMessage<W> {
     pub lane: String,
     /// Action that is requested.
     pub word: W,
-    /// Hash of what was asked, and by whom: the same id with another one is another request.
+    /// Hash of the request and its caller: the same id with another hash is another request.
     #[serde(default)]
     pub request_hash: String,
     /// Where the answer is waited for.
@@ -35,7 +35,7 @@ pub struct LaneRequestMessage<W> {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SagaLaneRequest {
-    /// Applies a dead letter, and then what waits behind it.
+    /// Applies a dead letter, and then the inputs behind it.
     Redrive {
         /// The correlation under which it stands.
         correlation: CorrelationId,
@@ -48,14 +48,14 @@ pub enum SagaLaneRequest {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         data: Option<Json>,
     },
-    /// Removes a dead letter, and what waits behind it.
+    /// Removes a dead letter, and the inputs behind it.
     Purge {
         /// The correlation under which it stands.
         correlation: CorrelationId,
         /// Number of the dead letter there.
         letter: u64,
     },
-    /// Gives an instance the message of a dead letter that had no correlation. Owners of lanes send it to each other.
+    /// Gives an instance the message of a dead letter that had no correlation. Lane owners send it to each other.
     Take {
         /// The correlation.
         correlation: CorrelationId,
@@ -65,7 +65,7 @@ pub enum SagaLaneRequest {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         data: Option<Json>,
     },
-    /// Reads sources again.
+    /// Rereads sources.
     SetBack(Vec<SourceRewindSpec>),
 }
 
@@ -88,14 +88,14 @@ pub struct ForwardedDeadLetter {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EffectLaneRequest {
-    /// Something is asked of a call.
+    /// Applies a request to a call.
     Call {
         /// Command of the call.
         command: CommandId,
         /// Request to the call.
         asked: EffectCallRequest,
     },
-    /// Takes in once more what a dead letter has.
+    /// Processes the message of a dead letter again.
     Redrive {
         /// Number of the dead letter.
         letter: u64,
@@ -108,7 +108,7 @@ pub enum EffectLaneRequest {
         /// Number of the dead letter.
         letter: u64,
     },
-    /// Reads sources again.
+    /// Rereads sources.
     SetBack(Vec<SourceRewindSpec>),
 }
 
@@ -116,12 +116,12 @@ pub enum EffectLaneRequest {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EffectCallRequest {
-    /// Says that it happened, with this result.
+    /// Confirms that it happened, with this result.
     Happened {
         /// The result.
         result: Json,
     },
-    /// Says that it did not happen, and will not.
+    /// Confirms that it did not happen, and will not.
     NotDone,
     /// Makes it again at once.
     Retry,
@@ -137,7 +137,7 @@ pub enum EffectCallRequest {
 }
 
 impl EffectCallRequest {
-    /// The result that comes with it; none where none does.
+    /// The result in the request, if it has one.
     pub const fn result_mut(&mut self) -> Option<&mut Json> {
         match self {
             Self::Happened { result }
@@ -149,7 +149,7 @@ impl EffectCallRequest {
         }
     }
 
-    /// Takes out of its result what the effect keeps nowhere.
+    /// Removes the fields that the effect never stores from its result.
     pub fn redact(&mut self, effect: &Effect) {
         if let Some(result) = self.result_mut() {
             effect.redact("result", result);
@@ -195,7 +195,7 @@ pub enum RewindTarget {
 }
 
 impl SagaLaneRequest {
-    /// The correlation whose line it waits in; none where it is about the lane.
+    /// The correlation in whose queue it waits; `None` where it is about the lane.
     #[must_use]
     pub const fn correlation(&self) -> Option<&CorrelationId> {
         match self {
@@ -232,10 +232,10 @@ pub enum EffectLaneMessage {
     Word(LaneRequestMessage<EffectLaneRequest>),
 }
 
-/// Reads what came under a tenant's subject of instances.
+/// Reads a message that came under a tenant's subject of instances.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The problem of the message.
 pub fn read_saga_lane_message(
     body: &[u8],
     tenant: &model::TenantId,
@@ -247,10 +247,10 @@ pub fn read_saga_lane_message(
     message::take(&value, tenant).map(SagaLaneMessage::Verb)
 }
 
-/// Reads what came under a tenant's subject of calls.
+/// Reads a message that came under a tenant's subject of calls.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The problem of the message.
 pub fn read_effect_lane_message(
     body: &[u8],
     tenant: &model::TenantId,

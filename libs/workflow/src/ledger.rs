@@ -1,7 +1,7 @@
-//! The ledger of effects: what is known of each call, before it is made and after.
+//! The ledger of effects: the known state of each call, before it is made and after.
 //!
-//! That a call is about to be made is committed before, what came of it after it together with the result. So a process that
-//! dies leaves a call that was perhaps made, and its effect says what becomes of those.
+//! The attempt is committed before the call is made, and its outcome afterwards together with the result. If the process
+//! dies between the two, the call may have been made, and the effect's policy for unknown outcomes applies.
 
 mod requests;
 
@@ -17,10 +17,10 @@ use crate::message::{EffectCommand, EffectResult, ResultRecipient};
 use crate::provider::{CallRetryPolicy, Effect, UnknownOutcomePolicy};
 use crate::transition::{self, EffectEvent, ImpossibleTransition};
 
-/// Signs of life that are noted within one heartbeat, at most.
+/// Maximum number of signs of life that are noted within one heartbeat.
 const BEATS_NOTED: u32 = 4;
 
-/// Code of the end of a call whose result is not kept, since it is too large.
+/// End code of a call whose result is too large to be stored.
 const TOO_LARGE: &str = "result_too_large";
 
 /// A call, as it is kept.
@@ -32,7 +32,7 @@ pub struct CallRow {
     pub reply_to: ResultRecipient,
     /// Input of the call.
     pub input: Json,
-    /// Hash of that: one command has one payload.
+    /// Hash of the input: one command has one payload.
     pub input_hash: BlobHash,
     /// Metadata of the command.
     #[serde(default, skip_serializing_if = "std::collections::BTreeMap::is_empty")]
@@ -105,10 +105,10 @@ pub enum ProviderAnswer {
     Passing {
         /// The reason.
         why: String,
-        /// When to come back, as the upstream said.
+        /// Pause before a retry, as the upstream requested.
         after: Option<Duration>,
     },
-    /// The call was begun, and its answer comes later.
+    /// The call was started, and its answer comes later.
     Waiting {
         /// Name of the call where it runs.
         external: Option<String>,
@@ -118,12 +118,12 @@ pub enum ProviderAnswer {
         /// Why.
         why: String,
     },
-    /// The call was begun and stopped: it did not do what it was for.
+    /// The call was started and stopped: it did not complete its work.
     Cancelled,
 }
 
 impl ProviderAnswer {
-    /// Takes out of what came what its effect keeps nowhere.
+    /// Removes the fields that its effect never stores from the answer.
     fn redacted(mut self, effect: &Effect) -> Self {
         if let Self::Succeeded(payload) | Self::Failed { payload, .. } = &mut self {
             effect.redact("result", payload);
@@ -137,7 +137,7 @@ impl ProviderAnswer {
 pub enum CallDirective {
     /// The call is to be made.
     Call,
-    /// The upstream is to be asked whether it happened.
+    /// The upstream has to be asked whether the call happened.
     Ask,
     /// The work that runs for the call is to be stopped.
     Stop,
@@ -179,10 +179,10 @@ impl CallRow {
         command.cancel || self.input_hash == BlobHash::of(command.payload.to_string().as_bytes())
     }
 
-    /// Decides what is to be done now, and ends what took too long.
+    /// Decides what to do now, and ends calls that have timed out.
     ///
     /// # Errors
-    /// The table of states has no such change: a row that no program wrote.
+    /// The table of states has no such change: no program writes such a row.
     pub fn next_directive(
         &mut self,
         effect: &Effect,
@@ -196,7 +196,7 @@ impl CallRow {
             if self.epoch == epoch {
                 return Ok(CallDirective::Nothing);
             }
-            // Whoever made it is gone.
+            // The process that made the call is gone.
             self.record_answer(
                 effect,
                 ProviderAnswer::Unknown { why: "its process ended".to_owned() },
@@ -214,7 +214,7 @@ impl CallRow {
                 return Ok(CallDirective::Nothing);
             }
             if runs_elsewhere && !self.is_unwanted {
-                // What runs is stopped first, and its end is waited for.
+                // The running work is stopped first, and its end awaited.
                 self.is_unwanted = true;
                 self.last = Some(why.to_owned());
                 self.due = now + effect.timeouts.start_to_close;
@@ -256,7 +256,7 @@ impl CallRow {
         is_over(alive, times.heartbeat).then_some("it has shown no life for too long")
     }
 
-    /// Gives the time at which the call takes too long, whatever happens until then.
+    /// Returns the time at which the call times out if nothing else happens.
     #[must_use]
     pub fn next_deadline(&self, effect: &Effect) -> Timestamp {
         let times = effect.timeouts;
@@ -270,16 +270,16 @@ impl CallRow {
         next
     }
 
-    /// Returns whether it may have happened, as far as is known now.
+    /// Returns whether the call may have happened, as far as is known now.
     const fn may_have_happened(&self) -> bool {
         self.is_in_doubt
             || matches!(self.state, EffectState::Unknown | EffectState::Manual | EffectState::Waiting)
     }
 
-    /// Notes that it is about to be made. To be committed before it is.
+    /// Notes that the call is about to be made. Has to be committed before the call.
     ///
     /// # Errors
-    /// It is not its turn.
+    /// The call is not due.
     pub fn record_attempt(&mut self, effect: &Effect, epoch: u64) -> Result<(), ImpossibleTransition> {
         self.happen(EffectEvent::Call)?;
         self.attempts += 1;
@@ -288,10 +288,10 @@ impl CallRow {
         Ok(())
     }
 
-    /// Notes what a provider found out. `share` is a random number, of which the pause before another call depends.
+    /// Records a provider's answer. `share` is a random number that varies the pause before another call.
     ///
     /// # Errors
-    /// Nothing was asked.
+    /// No answer was awaited.
     pub fn record_answer(
         &mut self,
         effect: &Effect,
@@ -301,7 +301,8 @@ impl CallRow {
     ) -> Result<(), ImpossibleTransition> {
         let answer = answer.redacted(effect);
         if let Some(why) = self.has_no_room(&answer) {
-            // Where it was done, its saga cannot go on from a result that is not kept: it counts as one that may have happened.
+            // If the call succeeded, its saga cannot continue from a result that is not stored, so the call counts as one
+            // that may have happened.
             self.is_in_doubt = matches!(answer, ProviderAnswer::Succeeded(_));
             return self.fail(CommandOutcome::Failed, TOO_LARGE, failure(TOO_LARGE, &why), now);
         }
@@ -311,7 +312,7 @@ impl CallRow {
                 self.finish(CommandOutcome::Succeeded, false, payload, now);
             }
             ProviderAnswer::Failed { code, payload } => {
-                // All calls have one key: what is said of one is said of all.
+                // All attempts have one key, so an answer to one holds for all.
                 self.is_in_doubt = false;
                 self.fail(CommandOutcome::Failed, &code, payload, now)?;
             }
@@ -344,7 +345,7 @@ impl CallRow {
                 self.last = Some(cut(&why));
                 self.due = now;
                 match &effect.unknown {
-                    // It was begun for certain, so making it again would be a second one.
+                    // The call certainly started, so making it again would be a second one.
                     UnknownOutcomePolicy::Retry | UnknownOutcomePolicy::Query(_) if was_waiting => {
                         self.fail_unknown(now)?
                     }
@@ -355,7 +356,7 @@ impl CallRow {
         Ok(())
     }
 
-    /// Why the row has no room for what came, where it has none.
+    /// Returns why the row has no room for the answer, if it has none.
     fn has_no_room(&self, answer: &ProviderAnswer) -> Option<String> {
         let (ProviderAnswer::Succeeded(payload) | ProviderAnswer::Failed { payload, .. }) = answer else {
             return None;
@@ -384,7 +385,7 @@ impl CallRow {
         Ok(())
     }
 
-    /// Waits for the next call, or gives up.
+    /// Schedules another attempt, or gives up.
     fn pass(
         &mut self,
         effect: &Effect,
@@ -408,10 +409,10 @@ impl CallRow {
         Ok(())
     }
 
-    /// Goes by what is declared for a call of which nobody knows whether it happened.
+    /// Applies the policy for a call with an unknown outcome.
     fn settle_unknown(&mut self, effect: &Effect, now: Timestamp) -> Result<(), ImpossibleTransition> {
         match &effect.unknown {
-            // It is asked for when its turn comes.
+            // The query is sent when the call is due.
             UnknownOutcomePolicy::Query(_) => Ok(()),
             UnknownOutcomePolicy::Manual => self.happen(EffectEvent::Defer),
             UnknownOutcomePolicy::Retry if self.attempts < effect.retry.attempts.saturating_mul(2) => {
@@ -423,7 +424,7 @@ impl CallRow {
         }
     }
 
-    /// Ends it as one that may have happened.
+    /// Ends the call as one that may have happened.
     fn fail_unknown(&mut self, now: Timestamp) -> Result<(), ImpossibleTransition> {
         let why = self.last.clone().unwrap_or_default();
         self.happen(EffectEvent::Fail)?;
@@ -431,10 +432,10 @@ impl CallRow {
         Ok(())
     }
 
-    /// Notes what an upstream says when it is asked whether a call happened: nothing when it could not be asked.
+    /// Records an upstream's answer to the query whether a call happened: `None` when the query failed.
     ///
     /// # Errors
-    /// It was not asked.
+    /// No query was in progress.
     pub fn record_query_answer(
         &mut self,
         effect: &Effect,
@@ -444,7 +445,7 @@ impl CallRow {
     ) -> Result<(), ImpossibleTransition> {
         match answer {
             Some(ProviderAnswer::Passing { why, .. }) => {
-                // It surely never happened. That is no failure of the upstream's.
+                // The call certainly never happened. That is no failure of the upstream.
                 self.is_in_doubt = false;
                 self.last = Some(cut(&why));
                 if self.is_unwanted {
@@ -468,8 +469,8 @@ impl CallRow {
         }
     }
 
-    /// Notes that its saga does not want it any more. What is under way is not called back: its end is waited for. Says whether
-    /// something that runs is to be stopped.
+    /// Notes that its saga no longer wants the call. A call in flight is not aborted: its end is awaited. Returns whether
+    /// running work has to be stopped.
     ///
     /// # Errors
     /// A row that no program wrote.
@@ -498,8 +499,8 @@ impl CallRow {
         Ok(())
     }
 
-    /// Notes that what runs for it lives. A sign that comes soon after the last one changes nothing: each that is noted is a commit. One
-    /// that comes when it is stopped for want of such signs comes too late.
+    /// Notes a sign of life of the running work. One that follows the last too closely changes nothing, because each one
+    /// noted costs a commit. One that arrives after the work was stopped for lack of them is too late.
     pub fn record_heartbeat(&mut self, effect: &Effect, now: Timestamp) {
         let Some(length) = effect.timeouts.heartbeat.filter(|_| self.state == EffectState::Waiting) else {
             return;
@@ -513,7 +514,7 @@ impl CallRow {
         }
     }
 
-    /// Notes what a person says of a call whose outcome is unknown.
+    /// Records a person's decision about a call whose outcome is unknown.
     ///
     /// # Errors
     /// Its outcome is known, or it is still being made.
@@ -531,7 +532,7 @@ impl CallRow {
         }
     }
 
-    /// Has it made again, as a person asks.
+    /// Retries the call, at a person's request.
     ///
     /// # Errors
     /// Its outcome is known, or it is still being made.
@@ -555,7 +556,7 @@ impl CallRow {
         self.alive = None;
     }
 
-    /// The message that tells its saga; nothing before its end.
+    /// The message with which its saga learns the end; `None` before the end.
     #[must_use]
     pub fn result(&self, tenant: &model::TenantId, effect: &model::EffectName) -> Option<EffectResult> {
         let end = self.end.as_ref()?;

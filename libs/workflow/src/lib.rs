@@ -9,18 +9,19 @@
 //!
 //! What follows:
 //!
-//! - [`receive`] makes an [`input`] of a message, [`step`] what an [`instance`] becomes by it, [`replay`] the same once more.
-//! - [`ledger`]: what is known of each call of an effect; [`breaker`] and [`fair_queue`] say when one may be made.
+//! - [`receive`] turns a message into an [`input`], [`step`] applies that to an [`instance`], [`replay`] recomputes it from
+//!   the journal.
+//! - [`ledger`]: the known state of each call of an effect; [`breaker`] and [`fair_queue`] decide when one may be made.
 //! - [`schedule`]: when sagas start by the calendar.
 //! - [`transition`]: the tables of legal state changes, of sagas and of calls.
-//! - [`id`]: ids of inputs and of the work that they cause; [`trace`]: the traces that it belongs to.
+//! - [`id`]: ids of inputs and of the work that they cause; [`trace`]: the traces of that work.
 //!
 //! Where it is kept and how it is read:
 //!
-//! - [`lane`]: what has one owner, and which lane a correlation belongs to.
-//! - [`cursor`]: how far a source was read; [`correlation_queues`]: what waits for its turn.
+//! - [`lane`]: units with one owner each, and which lane a correlation belongs to.
+//! - [`cursor`]: how far a source was read; [`correlation_queues`]: inputs that wait for their turn.
 //! - [`placement`]: which replica owns a lane.
-//! - [`key`]: the names of everything that a store keeps of a lane.
+//! - [`key`]: the keys of all rows that a store keeps of a lane.
 //! - [`subject`]: the names of everything that a broker carries.
 
 pub mod breaker;

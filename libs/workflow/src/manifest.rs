@@ -1,7 +1,7 @@
 //! Manifests: YAML files with sagas and providers of effects.
 //!
-//! A file has any number of documents. Everything that is wrong with one is found at once, each with its line and column;
-//! [`crate::catalog`] looks at what several of them say together.
+//! A file has any number of documents. Every problem of a document is found at once, each with its line and column;
+//! [`crate::catalog`] checks the documents against each other.
 
 mod calls;
 mod canonical;
@@ -88,7 +88,7 @@ pub struct ParsedManifest {
     pub documents: Vec<ManifestDocument>,
     /// Outlines of the documents that are not good.
     pub others: Vec<DocumentOutline>,
-    /// Everything that is wrong with those.
+    /// Every problem of those.
     pub problems: Vec<Problem>,
 }
 
@@ -97,7 +97,7 @@ pub struct ParsedManifest {
 pub struct DocumentOutline {
     /// Effects that it orders, and where.
     pub orders: Vec<(EffectName, SourcePosition)>,
-    /// Effects that it provides; nothing where that cannot be told.
+    /// Effects that it provides; `None` where that is unknown.
     pub provides: Option<Vec<EffectName>>,
 }
 
@@ -166,7 +166,7 @@ fn document(tree: &YamlNode, problems: &mut Vec<Problem>) -> Result<ManifestDocu
     }
 }
 
-/// Names of the effects that a provider has, whatever else is wrong with it.
+/// Names of the effects of a provider, even if it has other problems.
 fn provided(tree: &YamlNode) -> Option<Vec<EffectName>> {
     let YamlValue::Map(entries) = &tree.value else { return None };
     let effects = entries.iter().find(|entry| entry.key == "effects")?;
@@ -174,7 +174,7 @@ fn provided(tree: &YamlNode) -> Option<Vec<EffectName>> {
     Some(effects.iter().filter_map(|effect| effect.key.parse().ok()).collect())
 }
 
-/// Reads what a document is.
+/// Reads the kind of a document.
 fn kind(tree: &YamlNode) -> Result<&str, Problem> {
     let YamlValue::Map(entries) = &tree.value else {
         let message = format!("a document of a manifest is a mapping, not {}", tree.value.kind());

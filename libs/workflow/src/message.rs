@@ -1,7 +1,7 @@
 //! Messages as they travel: events of aggregates, commands and results of effects, verbs, facts.
 //!
-//! All of them are JSON. What comes is read by this crate's own reader, which refuses whatever two readers might take for
-//! different things.
+//! All of them are JSON. This crate's own reader reads incoming messages, and refuses everything that two readers might
+//! interpret differently.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ pub const MESSAGE_ID: &str = "Nats-Msg-Id";
 pub const SAGA: &str = "Mycora-Saga";
 /// Header with the correlation that a message is of.
 pub const CORRELATION: &str = "Mycora-Correlation";
-/// How subjects of inboxes begin.
+/// Prefix of inbox subjects.
 const INBOX: &str = "_INBOX.";
 /// The subject of an inbox, in bytes.
 const INBOX_BYTES_MAX: usize = 256;
@@ -87,10 +87,10 @@ pub struct EventMessage {
     pub schema_version: u32,
 }
 
-/// Reads an event of an aggregate. `aggregate` is what its subject says: the type and the id.
+/// Reads an event of an aggregate. `aggregate` is the type and the id from its subject.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The problem of the message.
 pub fn read_event(
     body: &[u8],
     tenant: &TenantId,
@@ -230,13 +230,13 @@ pub struct VerbMessage {
     pub correlation: CorrelationId,
     /// Verb that is requested.
     pub verb: Verb,
-    /// True if nothing is to be changed, and the answer only says what would be.
+    /// True if nothing is changed, and the answer only describes what would happen.
     #[serde(default, skip_serializing_if = "is_false")]
     pub dry_run: bool,
-    /// Revision that the instance has to have, as it was when the caller decided; 0 for any.
+    /// Revision that the caller saw when it decided, and that the instance must still have; 0 for any.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub expected_revision: u64,
-    /// Hash of what was asked, and by whom: the same id with another one is another request.
+    /// Hash of the request and its caller: the same id with another hash is another request.
     #[serde(default)]
     pub request_hash: String,
     /// Where the answer is waited for.
@@ -247,7 +247,8 @@ pub struct VerbMessage {
 /// Address at which the answer to a request is waited for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReplyAddress {
-    /// Subject of the inbox, which many may share. No other one is read: an answer would become a message of somebody's stream.
+    /// Subject of the inbox, which may be shared. Only inbox subjects are accepted: an answer to any other would become a
+    /// message of a stream.
     #[serde(deserialize_with = "inbox")]
     pub subject: String,
     /// Name of the request there.
@@ -257,9 +258,9 @@ pub struct ReplyAddress {
 /// Answer to a request, on its way to the inbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AnswerMessage<T> {
-    /// Name of the request, as its address says.
+    /// Name of the request, as in its reply address.
     pub token: String,
-    /// The answer; nothing where it is too large for a message, and is to be read from its row.
+    /// The answer; `None` where it is too large for a message and has to be read from its row.
     pub answer: Option<T>,
 }
 
@@ -293,7 +294,7 @@ pub struct FactMessage {
 pub fn write<T: Serialize>(message: &T) -> Vec<u8> {
     let written = serde_json::to_vec(message);
     debug_assert!(written.is_ok(), "{written:?}");
-    // Keys are texts and nothing of it fails to be written.
+    // Keys are texts, and no part of it fails to serialize.
     written.unwrap_or_default()
 }
 
@@ -326,12 +327,12 @@ of_tenant!(
 /// Reads a message of this suite that came under a tenant's subject.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The problem of the message.
 pub fn read<T: TenantMessage + for<'a> Deserialize<'a>>(
     body: &[u8],
     tenant: &TenantId,
 ) -> Result<T, MessageReadError> {
-    // Its own reader first: what is not certain is refused before anything else looks at it.
+    // Read by this crate's own reader first: ambiguous JSON is refused before anything else reads it.
     take(&json::read(body, INPUT_BYTES_MAX)?, tenant)
 }
 
@@ -444,9 +445,9 @@ mod tests {
     #[test]
     fn what_cannot_be_understood_says_why() {
         for (body, code, why) in [
-            ("", "JSON", "a value has to stand there"),
+            ("", "JSON", "expected a value"),
             ("[]", "ENVELOPE", "`the body` is an object"),
-            ("{\"type\":\"A\",\"type\":\"B\"}", "JSON", "stands twice"),
+            ("{\"type\":\"A\",\"type\":\"B\"}", "JSON", "occurs twice"),
             ("{}", "ENVELOPE", "`type` is a text in every such message, here is nothing"),
             ("{\"type\":7}", "ENVELOPE", "here is a number"),
             ("{\"type\":\"A\",\"tenant_id\":\"acme-b\"}", "TENANT", "the body names the tenant `acme-b`"),

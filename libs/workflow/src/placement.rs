@@ -1,7 +1,8 @@
-//! Which replica owns a lane: a hash of the lane over the names of those that live and may own it.
+//! Division of lanes among replicas: a hash of the lane over the names of the live replicas that may own it.
 //!
-//! Every replica that knows the same members comes to the same answer. When a member comes or goes, only lanes of that member
-//! move. That two of them know different members for a while is no harm: the fence of a lane keeps one of them out.
+//! Every replica that knows the same members computes the same owner. When a member joins or leaves, only lanes of that
+//! member move. If two replicas know different members for a while, no harm is done: the fence of a lane excludes one of
+//! them.
 
 use std::collections::BTreeSet;
 
@@ -13,13 +14,13 @@ use crate::lane::WorkflowLane;
 /// The largest share of a member.
 pub const WEIGHT_MAX: u32 = 100;
 
-/// A replica that lives, as it tells the others of itself. Words of a later version are read as far as they are known.
+/// A live replica, as it describes itself to the others. Unknown fields of a later version are ignored.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlacementMember {
     /// Name of the replica.
     #[serde(skip)]
     pub name: String,
-    /// Version of its program. Empty: it does not say.
+    /// Version of its program. Empty when unknown.
     #[serde(default)]
     pub version: String,
     /// True if the replica owns lanes of sagas.
@@ -31,7 +32,7 @@ pub struct PlacementMember {
     /// Tenants whose lanes it has given up.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub without: BTreeSet<String>,
-    /// True if the replica gives up all lanes and takes no more.
+    /// True if the replica releases all lanes and acquires no more.
     #[serde(default)]
     pub is_draining: bool,
 }
@@ -59,7 +60,8 @@ impl PlacementMember {
     }
 }
 
-/// The member that owns a lane: the one of this name where it may, else the one whose place it is. Nothing where none may.
+/// The member that owns a lane: the one of this name if it may, else the one with the highest score. `None` where no member
+/// may.
 pub fn owner_of<'a>(
     members: impl IntoIterator<Item = &'a PlacementMember>,
     lane: &WorkflowLane,

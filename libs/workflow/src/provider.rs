@@ -11,7 +11,7 @@ use crate::Json;
 use crate::definition::TenantSet;
 use crate::formula::{Formula, ValueTemplate};
 
-/// A provider: one way to the outside world, and the effects that it offers.
+/// A provider: one transport, and the effects that it offers.
 #[derive(Debug, Clone)]
 pub struct EffectProvider {
     /// Name of the provider.
@@ -47,12 +47,12 @@ impl ProviderTransport {
     }
 }
 
-/// A secret by its name. Its value is read when it is used and is in no manifest.
+/// A secret by its name. Its value is read when it is used, and no manifest contains it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SecretName(String);
 
 impl SecretName {
-    /// How a reference to a secret begins.
+    /// Prefix of a reference to a secret.
     pub const PREFIX: &'static str = "secret:";
 
     /// Reads `secret:<name>`; the name has 1 to 64 characters of `[A-Za-z0-9_-]`.
@@ -91,7 +91,7 @@ pub enum TextOrSecret {
 pub struct HttpTransport {
     /// Base that paths are appended to: `https://pay.internal`.
     pub base_url: String,
-    /// Hosts that may be connected to, each with a port where it is not the scheme's.
+    /// Hosts that may be connected to, each with a port unless it is the scheme's default.
     pub allow_hosts: Vec<String>,
     /// True if addresses of private networks and of this machine may be connected to.
     pub is_private: bool,
@@ -126,7 +126,7 @@ pub struct SmtpTransport {
     pub port: u16,
     /// Encryption of the connection.
     pub tls: SmtpTls,
-    /// Senders that may be named: an address, or `*@domain`. The first one sends unless an effect names another.
+    /// Allowed senders: an address, or `*@domain`. The first one is used unless an effect names another.
     pub from: Vec<String>,
     /// Credentials for the server.
     pub auth: Option<SmtpAuth>,
@@ -180,17 +180,17 @@ pub struct Effect {
     pub retry: CallRetryPolicy,
     /// How many calls there may be.
     pub limits: CallLimits,
-    /// How many calls there may be of all effects of its provider; as many as they may have where that does not say.
+    /// Limits shared by all effects of its provider; `None` where the provider sets none.
     pub shared: Option<Arc<ProviderLimits>>,
     /// When an upstream is left alone.
     pub breaker: CircuitBreakerPolicy,
-    /// Fields that are kept nowhere, as paths: `input.card`, `result.token`.
+    /// Fields that are never stored, as paths: `input.card`, `result.token`.
     pub redact: Vec<Vec<String>>,
 }
 
 impl Effect {
-    /// Gives a value without the fields that are kept nowhere: those whose paths begin with this root, `input` or `result`. A list is
-    /// gone through: what is redacted of an object is of each object in it.
+    /// Returns a value without the fields that are never stored: those whose paths start with this root, `input` or
+    /// `result`. Redaction applies to each object in a list.
     #[must_use]
     pub fn redacted(&self, root: &str, value: &Json) -> Json {
         let mut value = value.clone();
@@ -198,7 +198,7 @@ impl Effect {
         value
     }
 
-    /// Takes out of a value what is kept nowhere, as [`Effect::redacted`] does.
+    /// Removes the fields that are never stored from a value, as [`Effect::redacted`] does.
     pub fn redact(&self, root: &str, value: &mut Json) {
         for path in &self.redact {
             if let Some((first, fields)) = path.split_first()
@@ -210,7 +210,7 @@ impl Effect {
     }
 }
 
-/// Removes what stands at a path.
+/// Removes the value at a path.
 fn remove(value: &mut Json, path: &[String]) {
     match (value, path) {
         (Json::List(items), path) => items.iter_mut().for_each(|item| remove(item, path)),
@@ -322,11 +322,11 @@ pub struct FlowCall {
 pub enum UnknownOutcomePolicy {
     /// The call is made again, under the same idempotency key.
     Retry,
-    /// The upstream is asked.
+    /// The upstream is queried.
     Query(Box<OutcomeQuery>),
     /// The call counts as failed, and as one that may have taken effect.
     Fail,
-    /// A person says.
+    /// A person decides.
     Manual,
 }
 
@@ -343,16 +343,16 @@ impl UnknownOutcomePolicy {
     }
 }
 
-/// How an upstream is asked whether a call happened.
+/// Query that asks an upstream whether a call happened.
 #[derive(Debug, Clone)]
 pub struct OutcomeQuery {
     /// The request.
     pub request: HttpRequestTemplate,
-    /// Condition under which the answer says that the call did not happen.
+    /// Condition on the answer that means that the call did not happen.
     pub absent: Formula,
 }
 
-/// The shortest heartbeat of a flow: signs of life of flows may be 15 s apart, and a watch that broke off has to stand again.
+/// The shortest heartbeat of a flow: flows may report 15 s apart, and a broken watch needs time to be restored.
 pub const HEARTBEAT_MIN: Duration = Duration::from_secs(60);
 
 /// How long things may take.
@@ -405,7 +405,7 @@ pub struct CallLimits {
     pub concurrency: u32,
     /// At a time, of one tenant.
     pub per_tenant: u32,
-    /// In a length of time; as many as there are when it does not say.
+    /// Number in a length of time; unlimited when absent.
     pub rate: Option<CallRateLimit>,
 }
 
@@ -438,11 +438,11 @@ pub struct CallRateLimit {
 pub struct CircuitBreakerPolicy {
     /// The last calls that count.
     pub window: u32,
-    /// How many of a thousand of them have to fail for it to open.
+    /// Failures per thousand calls at which it opens.
     pub failures_per_mille: u32,
     /// How long it stays open.
     pub open: Duration,
-    /// Calls that have to succeed for it to close.
+    /// Number of calls that have to succeed for it to close.
     pub probes: u32,
 }
 

@@ -1,4 +1,5 @@
-//! From a message to the input of an instance: whether a saga wants an event, in which version, and whose it is.
+//! Conversion of a message to the input of an instance: whether a saga wants an event, in which version, and for which
+//! correlation.
 
 use model::{CorrelationId, Timestamp};
 
@@ -28,7 +29,7 @@ pub enum EventDisposition {
 }
 
 impl Saga {
-    /// Decides what becomes of an event that was stored at `time`.
+    /// Decides how to handle an event that was stored at `time`.
     #[must_use]
     pub fn receive(&self, message: EventMessage, time: Timestamp) -> EventDisposition {
         let EventMessage { mut event, schema_version } = message;

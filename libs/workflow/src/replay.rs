@@ -1,7 +1,7 @@
-//! Journals that are run again.
+//! Replay of journals.
 //!
-//! What an instance was given is in its journal, and everything that follows from it is computed: so a journal that is run again
-//! gives the same rows, byte by byte. A row that differs means that a program, a definition or a store is not what it was.
+//! The journal has every input of an instance, and everything else is computed from them: a replayed journal gives the same
+//! rows, byte by byte. A row that differs means that a program, a definition or a store has changed.
 
 use std::sync::Arc;
 
@@ -16,10 +16,10 @@ use crate::step::{
     self, DeferredEvents, InputOrigin, InstanceIdentity, JournalInput, JournalRow, SagaTransition,
 };
 
-/// Why a journal does not give what it says.
+/// Difference between a journal and its replay.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ReplayDifference {
-    /// The first rows of the journal are not kept any more.
+    /// The first rows of the journal are no longer kept.
     #[error("the journal begins with revision {first}: what was before it is not kept any more")]
     Cut {
         /// The first revision that is there.
@@ -43,7 +43,7 @@ pub enum ReplayDifference {
     },
 }
 
-/// Runs a journal again, from its first revision; gives the record that it leads to.
+/// Replays a journal from its first revision; returns the record that it leads to.
 ///
 /// # Errors
 /// The first difference.
@@ -69,7 +69,7 @@ pub fn replay(
         let (Some(saga), JournalInput::Came(input)) = (&saga, &row.input) else {
             return Err(differs("an event is applied that would not have been"));
         };
-        // What held inputs back then is in no journal, only that they came to be applied.
+        // The journal does not record what held inputs back, only that they were applied in the end.
         let asked = if let InstanceInputKind::Verb { verb, .. } = &input.what { Some(verb) } else { None };
         if let Some(record) = &mut record {
             record.let_through(matches!(asked, Some(Verb::Resume)));
@@ -99,7 +99,7 @@ pub fn replay(
     Ok(record)
 }
 
-/// A transition that was made just now, and what it was made of.
+/// A transition that was just computed, and its inputs.
 #[derive(Debug, Clone, Copy)]
 pub struct ComputedTransition<'a> {
     /// Definitions that it was made by, the newest first: more than one only for a migration.
@@ -116,9 +116,9 @@ pub struct ComputedTransition<'a> {
     pub change: &'a SagaTransition,
 }
 
-/// Makes a transition again, of the input that its first row of the journal has and of the record as its row has it, and compares
-/// everything that is to be committed byte by byte. Returns whether there was something to compare: what leaves no row in the
-/// journal has none.
+/// Recomputes a transition from the input that its first journal row has and from the record as stored, and compares
+/// everything to be committed byte by byte. Returns whether there was something to compare: a change without a journal row
+/// has nothing.
 ///
 /// # Errors
 /// The first difference.
@@ -186,7 +186,7 @@ fn difference(row: &JournalRow, again: &JournalRow) -> &'static str {
 }
 
 impl CorrelationRecord {
-    /// Takes away what holds inputs back, but for the pause that is about to end.
+    /// Removes everything that holds inputs back, except the pause that is about to end.
     fn let_through(&mut self, is_paused: bool) {
         self.parked_by = None;
         (self.held, self.held_bytes) = (RowNumberRange::default(), 0);

@@ -1,6 +1,6 @@
-//! Sagas that start by the calendar: when, and what becomes of occurrences that were missed.
+//! Sagas that start by the calendar: when, and how missed occurrences are handled.
 //!
-//! Five fields as cron has them, in UTC: the tables of time zones change, and what was computed by them would with them.
+//! Five fields as in cron, in UTC: time zone tables change, and so would times computed with them.
 
 use std::cmp::Ordering;
 
@@ -12,7 +12,7 @@ use time::{Duration, OffsetDateTime};
 
 /// Occurrences that were missed and still start an instance each, at most.
 pub const CAUGHT_UP_MAX: usize = 100;
-/// An occurrence is late when it fires so many milliseconds after its time: the next may follow then.
+/// An occurrence that fires this many milliseconds after its time is late: the next one may follow at once.
 const LATE_MILLIS: u64 = 60_000;
 
 /// Starts by the calendar.
@@ -49,7 +49,7 @@ impl Schedule {
     /// Reads five fields.
     ///
     /// # Errors
-    /// What is wrong with them, as the rest of a sentence.
+    /// Problem of the fields, as the rest of a sentence.
     pub fn read(cron: &str, catch_up: CatchUpPolicy) -> Result<Self, String> {
         if cron.split_whitespace().count() != 5 {
             return Err(format!("it has five fields, not {}", cron.split_whitespace().count()));
@@ -57,7 +57,7 @@ impl Schedule {
         let parser = CronParser::builder().seconds(Seconds::Disallowed).year(Year::Disallowed).build();
         let pattern = parser.parse(cron).map_err(|error| wrong(&error))?;
         let schedule = Self { cron: cron.to_owned(), catch_up, pattern };
-        // Such as the thirtieth of February.
+        // For example the thirtieth of February.
         if schedule.after(Timestamp::from_millis(0)).is_none() {
             return Err("there is no such day".to_owned());
         }
@@ -80,7 +80,7 @@ impl Schedule {
         found.moment()
     }
 
-    /// Decides what follows now that the occurrence `due` is due, or was long ago.
+    /// Decides what follows when the occurrence `due` is due, or was missed.
     #[must_use]
     pub fn plan(&self, due: Timestamp, now: Timestamp) -> OccurrencePlan {
         let last = self.last(now).filter(|last| *last >= due).unwrap_or(due);
@@ -94,7 +94,7 @@ impl Schedule {
         OccurrencePlan { start, next: self.after(start.unwrap_or(last)) }
     }
 
-    /// The first of those that were missed which is not forgotten: the last hundred are caught up with.
+    /// The first missed occurrence that is not dropped: only the last hundred are caught up.
     fn first_caught_up(&self, due: Timestamp, last: Timestamp) -> Timestamp {
         let mut first = last;
         for _ in 1..CAUGHT_UP_MAX {

@@ -1,7 +1,7 @@
-//! The transition function: what follows when an instance is given an input.
+//! The transition function: the result of giving an input to an instance.
 //!
-//! [`apply`] is pure. It gives the new record and everything that has to be committed with it; whoever owns the lane makes one
-//! commit of that. The same record, definition and input give the same change on every machine and every day.
+//! [`apply`] is pure. It returns the new record and everything that has to be committed with it; the owner of the lane
+//! makes one commit of that. The same record, definition and input give the same change on every machine at any time.
 
 mod application;
 mod change;
@@ -30,11 +30,11 @@ pub use change::{
 };
 pub use migrate::migrate;
 
-/// Pieces of work of one change, those of kept events among them.
+/// Maximum number of pieces of work of one change, including those of kept events.
 const WORK_OF_CHANGE_MAX: usize = 256;
-/// Inputs that wait behind a letter or a pause.
+/// Maximum number of inputs that wait behind a dead letter or a pause.
 pub const HELD_MAX: u64 = 1000;
-/// Bytes of the rows of inputs that wait behind a letter or a pause. One may wait however large it is.
+/// Bytes of the rows of inputs that wait behind a dead letter or a pause. A single one may wait whatever its size.
 pub const HELD_BYTES_MAX: u64 = 16 * 1024 * 1024;
 /// Name of the timer of events that wait for the start of their instance. No timer of a saga has it.
 pub const AWAITED: &str = "%awaited";
@@ -53,14 +53,14 @@ pub struct InstanceIdentity<'a> {
 pub enum InputOrigin {
     /// From its source.
     Fresh,
-    /// From behind a letter or a pause: its number there.
+    /// From the queue behind a dead letter or a pause: its number there.
     Held(u64),
     /// From a dead letter: its number.
     Letter(u64),
 }
 
 impl InputOrigin {
-    /// Takes an input off the place that it comes from.
+    /// Removes an input from the place that it comes from.
     fn behind(self, mut record: CorrelationRecord) -> CorrelationRecord {
         match self {
             Self::Held(number) if number == record.held.first => record.held.first += 1,
@@ -74,7 +74,7 @@ impl InputOrigin {
 /// Events that are kept, by their numbers.
 pub type DeferredEvents = BTreeMap<u64, InstanceInput>;
 
-/// Gives an input to the record of a correlation. `kept` has the events that its record says are kept.
+/// Gives an input to the record of a correlation. `kept` has the events that its record lists as kept.
 ///
 /// `saga` is the definition that the instance is pinned to; where there is none, the one that is in force.
 #[must_use]
@@ -108,8 +108,8 @@ pub fn apply(
     }
 }
 
-/// Makes a dead letter of a message that is no input of the instance. One that parks its correlation waits for its turn where inputs
-/// are held back, so that they are applied in order later.
+/// Makes a dead letter of a message that is no input of the instance. One that parks its correlation waits for its turn
+/// while inputs are held back, so that they are applied in order later.
 #[must_use]
 pub fn dead_letter(
     record: Option<&CorrelationRecord>,
@@ -121,7 +121,7 @@ pub fn dead_letter(
     let record = record
         .cloned()
         .unwrap_or_else(|| CorrelationRecord::new(CorrelationEntry::Awaited(StartBacklog::none())));
-    // Nothing of an instance that has ended waits any more.
+    // An ended instance has no waiting inputs, so nothing is parked.
     let parks = parks && !matches!(record.entry, CorrelationEntry::Ended(_));
     if parks && !record.is_turn_of(origin) {
         return record.hold(origin);
@@ -139,7 +139,7 @@ pub fn dead_letter(
     SagaTransition::nothing(InputDisposition::DeadLetter(letter), Some(record))
 }
 
-/// Takes a dead letter away without applying it, and what waits behind it as well when that is not to be applied either.
+/// Removes a dead letter without applying it, and with `with_held` also the inputs behind it.
 #[must_use]
 pub fn discard(record: Option<&CorrelationRecord>, letter: u64, with_held: bool) -> SagaTransition {
     let mut record = record.cloned();
@@ -180,16 +180,16 @@ impl ApplyContext<'_> {
         self.finish(record.clone(), applied)
     }
 
-    /// Keeps an input back that has to wait behind a letter or a pause; nothing where it has not.
+    /// Holds an input back that has to wait behind a dead letter or a pause; `None` for any other.
     fn held_back(self, record: &CorrelationRecord) -> Option<SagaTransition> {
-        // What is given back in order is not kept back again, nor is a verb: one of them ends the waiting.
+        // Inputs that are released in order are not held back again, nor are verbs: a verb ends the waiting.
         if record.is_turn_of(self.origin)
             || matches!(&self.input.what, InstanceInputKind::Verb { verb, .. } if !matches!(verb, Verb::Send { .. }))
         {
             return None;
         }
         match &self.input.what {
-            // It is not fired before what waits was applied.
+            // A timer fires only after the waiting inputs were applied.
             InstanceInputKind::Timer { .. } => {
                 Some(SagaTransition::nothing(InputDisposition::Later("held back"), Some(record.clone())))
             }
@@ -320,12 +320,12 @@ impl ApplyContext<'_> {
         SagaTransition::nothing(InputDisposition::DeadLetter(letter), Some(record))
     }
 
-    /// Takes the input off the place that it comes from.
+    /// Removes the input from the place that it comes from.
     fn behind(self, record: CorrelationRecord) -> CorrelationRecord {
         self.origin.behind(record)
     }
 
-    /// Puts a record and what was applied to its instance together, and offers kept events.
+    /// Combines a record with the result of its instance, and offers kept events.
     fn finish(
         self,
         record: CorrelationRecord,
@@ -333,7 +333,7 @@ impl ApplyContext<'_> {
     ) -> SagaTransition {
         let applied = match applied {
             Ok(applied) => applied,
-            // A verb parks nobody: whoever asked is told.
+            // A failed verb parks nothing: the caller gets the refusal.
             Err(fault) if matches!(self.input.what, InstanceInputKind::Verb { .. }) => {
                 let refusal = RequestRefusal::new("SAGA_FAULT", fault.to_string());
                 return SagaTransition::nothing(
@@ -360,7 +360,7 @@ impl ApplyContext<'_> {
         change
     }
 
-    /// Offers kept events as long as one of them is wanted.
+    /// Offers kept events while one of them is wanted.
     fn offer(
         self,
         change: &mut SagaTransition,
@@ -371,7 +371,7 @@ impl ApplyContext<'_> {
             && let Some(at) = instance.wanted(self.saga)
             && let Some(kept) = instance.kept.remove(at)
         {
-            // What was kept in this very change is not in the store yet.
+            // Events kept in this very change are not in the store yet.
             let fresh =
                 change.deferred.iter().find(|(number, _)| *number == kept.number).map(|(_, input)| input);
             let input = fresh.or_else(|| self.kept.get(&kept.number)).cloned();
@@ -425,20 +425,20 @@ impl StartBacklog {
 }
 
 impl Timer {
-    /// One that raises nothing by itself.
+    /// A timer that raises no event.
     const fn unnamed() -> Self {
         Self { generation: 0, due: Timestamp::from_millis(0), raise: String::new(), is_of_step: false }
     }
 }
 
 impl CorrelationRecord {
-    /// The record, unless there is nothing in it.
+    /// Returns the record, unless it is empty.
     fn unless_empty(self) -> Option<Self> {
         let is_empty = matches!(&self.entry, CorrelationEntry::Awaited(awaited) if awaited.kept.is_empty());
         (!is_empty || self.letters > 0 || self.parked_by.is_some()).then_some(self)
     }
 
-    /// Returns whether nothing has to be applied before an input that comes from there.
+    /// Returns whether nothing has to be applied before an input of this origin.
     fn is_turn_of(&self, origin: InputOrigin) -> bool {
         match origin {
             InputOrigin::Letter(number) if self.parked_by == Some(number) => true,
@@ -447,7 +447,7 @@ impl CorrelationRecord {
         }
     }
 
-    /// Has an input wait behind those that are held back.
+    /// Queues an input behind those that are held back.
     fn hold(&self, origin: InputOrigin) -> SagaTransition {
         let fate = match origin {
             InputOrigin::Held(_) => InputDisposition::Later("held back"),
@@ -468,7 +468,7 @@ impl CorrelationRecord {
         DeadLetter { number, code: code.to_owned(), why, parks }
     }
 
-    /// Puts an instance back, or what is left of it.
+    /// Stores the instance in the record, or its tombstone if it has ended.
     fn settle(&mut self, mut instance: SagaInstance, change: &mut SagaTransition) {
         if !instance.status.is_end() {
             self.entry = CorrelationEntry::Live(Box::new(instance));

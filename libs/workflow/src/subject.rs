@@ -1,7 +1,7 @@
 //! The names of everything that a broker carries: subjects, and the consumers that read them.
 //!
-//! What comes from outside and is no safe token stands in a subject as a hash; the text is in a header then. A subject that came
-//! is read again ([`MessageSubject::read`]), since a consumer's filter is one wall of several.
+//! Text from outside that is not a safe token is hashed in a subject; a header then has the text. The subject of an
+//! incoming message is parsed again ([`MessageSubject::read`]), since a consumer's filter is only one barrier of several.
 
 use std::fmt;
 
@@ -10,9 +10,9 @@ use sha2::{Digest as _, Sha256};
 
 use crate::lane::WorkflowLane;
 
-/// A token that is longer is a hash instead.
+/// A longer token is replaced by a hash.
 const TOKEN_BYTES_MAX: usize = 128;
-/// How such a token begins. No safe token has a `%`.
+/// Prefix of such a token. No safe token has a `%`.
 const HASHED: &str = "%h";
 
 /// A text as one token of a subject: `[A-Za-z0-9_-]` as they are, in at most 128 bytes; anything else as `%h` and its SHA-256.
@@ -42,7 +42,7 @@ pub enum MessageSubject {
         /// The command.
         command: CommandId,
     },
-    /// Something for an instance: what somebody asks of it, or the end of a child.
+    /// A message for an instance: a request, or the end of a child.
     Workflow {
         /// Saga of the instance.
         saga: SagaName,
@@ -100,8 +100,8 @@ impl MessageSubject {
         }
     }
 
-    /// Reads a subject that came: whose it is, and what it is about. Nothing for one that is none of ours; without tenants, for one
-    /// that names a tenant as well.
+    /// Reads the subject of an incoming message: its tenant and target. `None` for a subject that is not ours; without
+    /// tenants, also for one that names a tenant.
     #[must_use]
     pub fn read(subject: &str, has_tenants: bool) -> Option<(TenantId, Self)> {
         let mut tokens = subject.split('.');
@@ -134,7 +134,8 @@ fn start(tenant: &TenantId) -> String {
     if tenant.is_single() { String::new() } else { format!("tenant.{tenant}.") }
 }
 
-/// Source that one consumer reads. Servers may accept several filters of one consumer and ignore them: so each has one.
+/// Source that one consumer reads. Some servers accept several filters for one consumer and ignore them, so each consumer
+/// has one.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ConsumerSource {
     /// Events of aggregates of this type, a safe token.

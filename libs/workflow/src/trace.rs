@@ -1,7 +1,7 @@
 //! Trace contexts of work, as `traceparent` of W3C has them.
 //!
-//! Work that an event orders belongs to the trace of the event; other work begins a trace of its own, for each input one. They
-//! come from the journal, so that work which is sent again is the same span.
+//! Work that an event orders belongs to the trace of the event; for any other input, its work starts a new trace. Traces
+//! are derived from the journal, so work that is sent again has the same span.
 
 use std::fmt;
 
@@ -28,7 +28,7 @@ pub struct TraceParent {
 }
 
 impl TraceParent {
-    /// Reads one; nothing where it is none, or none that is valid.
+    /// Reads a trace context; `None` where the text is not a valid one.
     #[must_use]
     pub fn read(text: &str) -> Option<Self> {
         let parts: Vec<_> = text.split('-').collect();
@@ -72,7 +72,7 @@ pub fn of_work(row: &JournalRow, command: CommandId) -> TraceParent {
     TraceParent { span, ..of_row(row) }
 }
 
-/// Makes the place of the transition that a row of the journal tells: in the trace of the event, or in one of its own.
+/// Returns the trace context of the transition in a journal row: in the trace of its event, or in a new one.
 #[must_use]
 pub fn of_row(row: &JournalRow) -> TraceParent {
     // No two inputs of any instance share a chain.
@@ -81,7 +81,7 @@ pub fn of_row(row: &JournalRow) -> TraceParent {
     of_input(&row.input).map_or(own, |parent| TraceParent { span: own.span, ..parent })
 }
 
-/// The place of the event that an input is; nothing for another one, and where the event tells none.
+/// Returns the trace context of an input's event; `None` for other inputs, and for an event without one.
 #[must_use]
 pub fn of_input(input: &JournalInput) -> Option<TraceParent> {
     match input {
@@ -95,7 +95,7 @@ pub fn of_input(input: &JournalInput) -> Option<TraceParent> {
     }
 }
 
-/// The place that an event tells; nothing where it tells none, or none that is valid.
+/// Returns the trace context of an event; `None` where it has no valid one.
 #[must_use]
 pub fn of_event(event: &DomainEvent) -> Option<TraceParent> {
     TraceParent::read(event.body.get("metadata")?.get("traceparent").and_then(Json::as_text)?)

@@ -13,7 +13,7 @@ pub enum SagaEvent {
     Advance,
     /// Everything is done.
     Complete,
-    /// The instance ends as its definition says, without having reached its goal.
+    /// The instance ends as its definition specifies, without having reached its goal.
     Fail,
     /// The work is to be undone: a step failed, or the instance was cancelled before its pivot had succeeded.
     Compensate,
@@ -25,7 +25,7 @@ pub enum SagaEvent {
     Stick,
     /// An operator retried or skipped the step that is stuck.
     Mend,
-    /// An operator retried or skipped what was stuck while the instance was compensating.
+    /// An operator retried or skipped the stuck step while the instance was compensating.
     MendUndoing,
     /// Inputs wait from now on.
     Pause,
@@ -97,9 +97,9 @@ pub enum EffectEvent {
     Wait,
     /// The call may have happened: no answer came, or the caller died.
     Lose,
-    /// Only a person can say whether the call happened.
+    /// Only a person can decide whether the call happened.
     Defer,
-    /// One of its times is over.
+    /// One of its timeouts has passed.
     TimeOut,
     /// The saga no longer wants the call.
     Cancel,
@@ -165,7 +165,7 @@ pub enum ImpossibleTransition {
     },
 }
 
-/// How the tables write what is not there.
+/// How the tables write the absence of an instance or a call.
 const NONE: &str = "none";
 
 fn status_of(status: Option<SagaStatus>) -> &'static str {
@@ -291,7 +291,7 @@ mod tests {
             let may = effect(Some(state), EffectEvent::Call).is_ok();
             assert_eq!(may, matches!(state, EffectState::Accepted | EffectState::Backoff), "{state}");
         }
-        // What is being made has no other way out than by what is known of it, or by nothing being known.
+        // A call in progress can only end by a known outcome, or by an unknown one.
         for event in [EffectEvent::Cancel, EffectEvent::TimeOut] {
             let refused = effect(Some(EffectState::Calling), event).expect_err("it may have happened");
             assert_eq!(refused.to_string(), format!("`{event}` cannot happen to a call that is calling"));

@@ -1,13 +1,11 @@
 //! YAML in which every key and every value knows its place.
 //!
-//! For files that people write: everything that is wrong with one is found at
-//! once and has a line and a column.
+//! For files that people write: every problem of a file is found at once and has a line and a column.
 //!
 //! - [`parse`] gives a [`YamlNode`], within bounds; [`parse_all`] gives one for each document.
-//! - [`YamlReader`] reads one key by key, and notes what is wrong.
-//! - [`Problems`] is what is wrong with a file, as `file:line:column: message`.
-//! - [`SourceMap`] leads what is found later, at a field of what was made of the
-//!   file, back to where it was written.
+//! - [`YamlReader`] reads a tree key by key, and notes every problem.
+//! - [`Problems`] lists the problems of a file, as `file:line:column: message`.
+//! - [`SourceMap`] maps a field of a value that was built from the file back to its place there, for problems found later.
 
 mod problem;
 mod reader;

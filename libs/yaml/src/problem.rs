@@ -43,7 +43,7 @@ pub struct Problems {
 }
 
 impl Problems {
-    /// These, of this file: put in its order, each said once.
+    /// Problems of this file, sorted by place, without duplicates.
     #[must_use]
     pub fn new(file: &str, mut list: Vec<Problem>) -> Self {
         list.sort_by_key(|problem| problem.place);

@@ -17,7 +17,7 @@ pub struct MappingKeys<'a> {
     pub known: &'a [&'a str],
     /// Older spellings, which are read as well.
     pub older: &'a [&'a str],
-    /// Says what takes the place of a key that is not known, as the rest of a sentence; nothing where only the spelling can help.
+    /// Names the replacement of an unknown key, as the rest of a sentence; `None` where only the spelling can help.
     pub hint: fn(&str, &[&str]) -> Option<String>,
 }
 
@@ -29,7 +29,7 @@ impl<'a> MappingKeys<'a> {
     }
 }
 
-/// Notes what is wrong with a tree while it is read.
+/// Notes every problem of a tree while it is read.
 #[derive(Debug, Default)]
 pub struct YamlReader {
     problems: Vec<Problem>,
@@ -94,7 +94,7 @@ impl YamlReader {
         text
     }
 
-    /// Reads a whole number. `wanted` says which: `a whole number from 0 on`.
+    /// Reads a whole number. `wanted` describes the value: `a whole number from 0 on`.
     pub fn whole<N: TryFrom<i64>>(&mut self, entry: &YamlEntry, wanted: &str) -> Option<N> {
         let number = match &entry.value.value {
             YamlValue::Int(number, _) => N::try_from(*number).ok(),
@@ -117,7 +117,7 @@ impl YamlReader {
         }
     }
 
-    /// Gives the entries of a mapping with keys of its own. `wanted` says which: `a mapping from names to texts`.
+    /// Returns the entries of a mapping with arbitrary keys. `wanted` describes the value: `a mapping from names to texts`.
     pub fn entries<'t>(&mut self, entry: &'t YamlEntry, wanted: &str) -> &'t [YamlEntry] {
         match &entry.value.value {
             YamlValue::Map(entries) => entries,
@@ -128,7 +128,7 @@ impl YamlReader {
         }
     }
 
-    /// Gives the items of a list. `wanted` says which: `a list of numbers`.
+    /// Returns the items of a list. `wanted` describes the value: `a list of numbers`.
     pub fn items<'t>(&mut self, entry: &'t YamlEntry, wanted: &str) -> &'t [YamlNode] {
         match &entry.value.value {
             YamlValue::List(items) => items,
@@ -156,7 +156,7 @@ impl YamlReader {
         texts
     }
 
-    /// Notes that a value is not what its key takes.
+    /// Notes that a value is of the wrong kind for its key.
     pub fn wrong_kind(&mut self, entry: &YamlEntry, wanted: &str) {
         let found = match &entry.value.value {
             YamlValue::Null => "; nothing is written there".to_owned(),

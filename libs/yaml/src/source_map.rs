@@ -1,11 +1,11 @@
-//! Which line of a file a field came from that was made of it.
+//! Map from fields of a value to the lines of the file that it was built from.
 
 use std::collections::HashMap;
 
 use crate::{Problem, SourcePosition};
 
-/// How often a field is cut to find what it is part of. Names with more brackets than that in them are not looked for: each
-/// cut reads all that is left.
+/// Maximum number of times a field is cut to find the part it belongs to. Names with more brackets than that are not
+/// searched: each cut reads all that is left.
 const CUTS_MAX: usize = 64;
 
 /// Where a field stands and what the file calls it.
@@ -20,13 +20,13 @@ struct FieldLocation {
 pub struct SourceMap(Option<HashMap<String, FieldLocation>>);
 
 impl SourceMap {
-    /// Remembers what is added.
+    /// A map that keeps what is added.
     #[must_use]
     pub fn recording() -> Self {
         Self(Some(HashMap::new()))
     }
 
-    /// Forgets what is added.
+    /// A map that drops what is added.
     #[must_use]
     pub const fn discarding() -> Self {
         Self(None)
@@ -52,7 +52,7 @@ impl SourceMap {
         }
     }
 
-    /// Says it at the place of the field, or of what the field is part of.
+    /// Reports the description at the place of the field, or of the nearest part that contains it.
     #[must_use]
     pub fn locate(&self, field: &str, description: &str) -> Problem {
         let mut part = field;
@@ -64,7 +64,7 @@ impl SourceMap {
                 };
                 return Problem { place: *place, message };
             }
-            // What stands in brackets is a name and may contain points.
+            // Brackets enclose a name, which may contain points.
             let cut = if part.ends_with(']') { part.rfind('[') } else { part.rfind('.') };
             match cut {
                 Some(end) => part = &part[..end],

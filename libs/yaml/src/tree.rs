@@ -1,7 +1,6 @@
 //! YAML as a tree in which every key and every value knows its place.
 //!
-//! Nothing is decided here about what it says: whoever reads it goes through the
-//! whole tree and can therefore report everything that is wrong at once.
+//! The parser does not judge the content: the reader walks the whole tree and can therefore report every problem at once.
 
 use std::fmt;
 
@@ -85,7 +84,7 @@ impl YamlValue {
 /// Parses one YAML document. `what` is what messages call it, such as `a flow file`.
 ///
 /// # Errors
-/// What is wrong with the YAML itself, at its place.
+/// The syntax error, at its place.
 pub fn parse(text: &str, what: &str) -> Result<YamlNode, Problem> {
     let raw = serde_saphyr::from_str_with_options(text, options());
     Ok(YamlNode::new(raw.map_err(|error| problem(&error, what))?, text))
@@ -94,7 +93,7 @@ pub fn parse(text: &str, what: &str) -> Result<YamlNode, Problem> {
 /// Parses the YAML documents of a text, which `---` separates; leaves empty ones out.
 ///
 /// # Errors
-/// What is wrong with the YAML itself, at its place.
+/// The syntax error, at its place.
 pub fn parse_all(text: &str, what: &str) -> Result<Vec<YamlNode>, Problem> {
     let raws: Result<Vec<_>, _> = serde_saphyr::from_multiple_with_options(text, options());
     let raws = raws.map_err(|error| problem(&error, what))?;
@@ -107,7 +106,7 @@ fn options() -> serde_saphyr::Options {
             max_depth: DEPTH_MAX,
             max_nodes: VALUES_MAX,
             max_events: 2 * VALUES_MAX,
-            // Many jobs may share one anchor; what they repeat is bounded below.
+            // Many jobs may share one anchor; the repeated values are bounded below.
             enforce_alias_anchor_ratio: false,
         },
         alias_limits: serde_saphyr::alias_limits! { max_total_replayed_events: REPEATED_MAX },
@@ -124,7 +123,7 @@ fn problem(error: &serde_saphyr::Error, what: &str) -> Problem {
     Problem::at(place, what_is_wrong(error, what))
 }
 
-/// In words for the file's author: the library speaks of types that this one does not know.
+/// Describes an error for the file's author: the library's message names Rust types.
 fn what_is_wrong(error: &serde_saphyr::Error, what: &str) -> String {
     use serde_saphyr::Error;
     match error {
@@ -164,7 +163,7 @@ fn what_is_wrong(error: &serde_saphyr::Error, what: &str) -> String {
             "the value does not fit its tag; leave tags such as `!!int` out".to_owned()
         }
         Error::AliasError { error, .. } => what_is_wrong(error, what),
-        // What is wrong with the YAML itself, in YAML's words.
+        // Errors of the YAML itself, in the words of the YAML library.
         other => {
             let full = other.to_string();
             let end = full.find(" at line ").unwrap_or(full.len());
@@ -255,7 +254,7 @@ impl<'de> Visitor<'de> for RawYamlVisitor {
         Ok(RawYamlValue::Int(value))
     }
 
-    // Numbers beyond i64 are beyond every limit; what is read as a text keeps its characters.
+    // Numbers beyond i64 are beyond every limit; a value that is read as text keeps its characters.
     fn visit_u64<E>(self, value: u64) -> Result<RawYamlValue, E> {
         Ok(i64::try_from(value).map_or(RawYamlValue::Float(f64::MAX), RawYamlValue::Int))
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// A word that differs more than this from what was written is not suggested.
+/// Minimum similarity of a suggested word to the one that was written.
 const LIKENESS_MIN: f64 = 0.75;
 
 /// `; did you mean …?` when one of `known` is alike, else nothing.

@@ -40,11 +40,11 @@ pub struct Deps<'a> {
     pub bus: Option<Arc<dyn Bus>>,
     /// Opens channels to `grpc://` addresses of supervisors.
     pub dial: Dial,
-    /// Opens channels to other coordinators, to whom our certificate says nothing.
+    /// Opens channels to other coordinators, for whom our certificate has no meaning.
     pub dial_others: Dial,
-    /// The key that it signs with, and the certificate of the coordinator's root for it.
+    /// Signing key of the gateway, and the certificate of the coordinator's root for that key.
     pub sealer: Sealer,
-    /// Where its metrics are registered.
+    /// Registry for the gateway's metrics.
     pub metrics: &'a prometheus::Registry,
 }
 
@@ -67,11 +67,11 @@ pub struct App {
 
 /// Readiness conditions of the gateway.
 struct GatewayConditions {
-    /// Storage as it says itself, and the way to it.
+    /// Readiness as storage reports it, and the channel to storage.
     storage: (ReadinessCondition, rpc::Channel),
     /// The registry's view of runners.
     runners: ReadinessCondition,
-    /// The stream by which the registry is told who is there.
+    /// The stream of presences to the registry.
     presence: ReadinessCondition,
 }
 
@@ -95,7 +95,7 @@ impl App {
         };
         let (peers, wanted) = SupervisorPeers::new(metrics.clone());
         let root = deps.sealer.root();
-        let desk = GatewayState {
+        let state = GatewayState {
             peers,
             routers: ConnectedRouters::new(metrics.clone()),
             presences: SupervisorPresences::default(),
@@ -107,12 +107,12 @@ impl App {
             metrics: metrics.clone(),
         };
         let on_bus = deps.bus.clone();
-        // In front of letters: what plain supervisors reply comes to whoever listens first.
+        // Listens before mail does: the replies of plain supervisors go to the first listener.
         let bus = match deps.bus {
             None => None,
             Some(bus) => {
                 let inbox = bus.listen(COORDINATOR_TOPIC).map_err(Error::Bus)?;
-                let answering = desk.clone();
+                let answering = state.clone();
                 let side_of = Arc::clone(&bus);
                 let accept: PeerAcceptor = Arc::new(move |node| {
                     node_guard::peer_endpoint(&answering, node, side_of.is_in_process(node))
@@ -127,18 +127,18 @@ impl App {
             letters.map_err(Error::Bus)?
         };
         let signing = signing.map(|source| {
-            let voices = [Arc::clone(&desk.signer), letters.signer()];
-            SigningReloader::new(source, voices, desk.identity.clone(), metrics)
+            let signers = [Arc::clone(&state.signer), letters.signer()];
+            SigningReloader::new(source, signers, state.identity.clone(), metrics)
         });
         let dials = [Arc::clone(&deps.dial), deps.dial_others];
         let stop = CancellationToken::new();
         let rpc = GatewayRpc::new(
-            Pinger { state: desk.clone(), bus: on_bus, dials },
+            Pinger { state: state.clone(), bus: on_bus, dials },
             letters.clone(),
             stop.clone(),
         );
         Ok(Self {
-            state: desk,
+            state,
             rpc,
             registry: clients::registry(deps.registry),
             dial_requests: wanted,
@@ -173,7 +173,7 @@ impl App {
         Some(mycelium::watch_up(&*bus))
     }
 
-    /// Ready while storage serves, the registry's view is complete and followed, and the registry is told who is there.
+    /// Ready while storage serves, the registry's view is complete and followed, and the stream of presences to the registry is open.
     #[must_use]
     pub fn readiness(&self) -> Readiness {
         self.readiness.clone()
@@ -182,7 +182,7 @@ impl App {
     /// Works until `shutdown`.
     pub async fn run(self, shutdown: CancellationToken) {
         let Self {
-            state: desk,
+            state,
             rpc: _,
             registry,
             dial_requests: mut wanted,
@@ -195,12 +195,12 @@ impl App {
             conditions: needs,
             stop,
         } = self;
-        // Ended with this future, also when it is dropped.
+        // The tasks end with this future, also when it is dropped.
         let mut tasks = JoinSet::new();
         let GatewayConditions { storage: (serves, storage), runners, presence } = needs;
         tasks.spawn(serves.while_serves(storage));
-        tasks.spawn(clients::follow_registry(registry.clone(), desk.peers.clone(), runners));
-        tasks.spawn(clients::report_presence(registry, desk.presences.clone(), presence));
+        tasks.spawn(clients::follow_registry(registry.clone(), state.peers.clone(), runners));
+        tasks.spawn(clients::report_presence(registry, state.presences.clone(), presence));
         let bus_peers = bus.map(|(peers, inbox)| {
             let listening = peers.clone();
             tasks.spawn(async move { listening.run(inbox, SUPERVISOR_TOPIC).await });
@@ -214,7 +214,7 @@ impl App {
         }
         let working = async {
             while let Some(next) = wanted.recv().await {
-                open(&mut tasks, &desk, &dial, bus_peers.as_ref(), next);
+                open(&mut tasks, &state, &dial, bus_peers.as_ref(), next);
             }
         };
         tokio::select! {
@@ -229,21 +229,21 @@ impl App {
 /// Opens a conversation and keeps it.
 fn open(
     tasks: &mut JoinSet<()>,
-    desk: &GatewayState,
+    state: &GatewayState,
     dial: &Dial,
     bus: Option<&BusPeers>,
     wanted: SupervisorDialRequest,
 ) {
-    let SupervisorDialRequest { text, address, slot: seat } = wanted;
+    let SupervisorDialRequest { text, address, slot } = wanted;
     let impossible = |why: &str| {
-        tracing::warn!(address = text, why, "a supervisor cannot be spoken to");
-        seat.set_disconnected(why);
+        tracing::warn!(address = text, why, "cannot open a conversation with a supervisor");
+        slot.set_disconnected(why);
     };
     let to = match address {
         Address::Grpc { host, port } => {
             match dial(&host, port) {
                 Ok(channel) => {
-                    tasks.spawn(clients::keep_attached(channel, desk.clone(), text, seat));
+                    tasks.spawn(clients::keep_attached(channel, state.clone(), text, slot));
                 }
                 Err(error) => impossible(&service::error_chain(&error)),
             }
@@ -257,7 +257,7 @@ fn open(
     };
     match bus {
         Some(bus) => {
-            tasks.spawn(bus_link::keep(desk.clone(), bus.clone(), to, text, seat));
+            tasks.spawn(bus_link::keep(state.clone(), bus.clone(), to, text, slot));
         }
         None => impossible("this gateway has no bus"),
     }

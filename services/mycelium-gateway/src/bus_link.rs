@@ -1,5 +1,5 @@
-//! Keeps a conversation over the bus alive. A bus does not notice that the other side is gone, or
-//! has forgotten us; so a silent supervisor is asked for its information, which introduces us again.
+//! Keeps a conversation over the bus alive. A bus does not notice that the peer is gone, or has
+//! forgotten us; so the gateway asks a silent supervisor for its information, which introduces us again.
 
 use std::time::Duration;
 
@@ -14,48 +14,48 @@ use crate::peers::{OTHER_FORM, SupervisorConnectionSlot};
 use crate::signing::announce_root_changes;
 use crate::supervisor_api::GatewayState;
 
-/// A supervisor that was not heard for this long is asked who it is.
+/// Silence after which a supervisor is asked for its information.
 const SILENCE_MAX: Duration = Duration::from_secs(limits::PRESENCE_INTERVAL_SECS as u64 * 3 / 2);
-/// How long it may take to answer that.
+/// How long a supervisor may take to send its information.
 const INFO_TIMEOUT: Duration = Duration::from_secs(5);
-/// The longest pause before it is asked again.
+/// Longest pause before a supervisor is asked again.
 const RETRY_MAX: Duration = Duration::from_secs(2);
 
 /// Keeps one conversation for ever.
 pub(crate) async fn keep(
-    desk: GatewayState,
+    state: GatewayState,
     bus: BusPeers,
     to: BusDestination,
     address: String,
-    seat: SupervisorConnectionSlot,
+    slot: SupervisorConnectionSlot,
 ) {
     let mut backoff = ExponentialBackoff::up_to(RETRY_MAX);
     loop {
-        let root = desk.identity.now().root;
-        match introduce(&desk, &bus, to, &address).await {
+        let root = state.identity.now().root;
+        match introduce(&state, &bus, to, &address).await {
             Ok((peer, form)) => {
                 backoff.reset();
-                seat.set_connected(peer);
-                if desk.peers.form(&address) != form {
-                    // Records that came meanwhile found nothing that they could end.
-                    seat.set_disconnected(OTHER_FORM);
+                slot.set_connected(peer);
+                if state.peers.form(&address) != form {
+                    // The records changed while this conversation was being set up, when there was none to end.
+                    slot.set_disconnected(OTHER_FORM);
                     continue;
                 }
                 tokio::select! {
-                    () = until_silent(&desk, &address, Instant::now()) => {}
-                    () = desk.identity.other_than(root) => seat.set_disconnected("the coordinator has another root"),
-                    () = seat.disconnected() => {}
+                    () = until_silent(&state, &address, Instant::now()) => {}
+                    () = state.identity.other_than(root) => slot.set_disconnected("the coordinator has another root"),
+                    () = slot.disconnected() => {}
                 }
             }
             Err(error) => {
-                // What is known of somebody else there says more than that the conversation ended.
-                let error = desk.peers.complaint(&address).map_or(error, |known| known.to_string());
+                // A complaint about another signer at the address explains more than the end of the conversation.
+                let error = state.peers.complaint(&address).map_or(error, |known| known.to_string());
                 tracing::debug!(address, error, "a supervisor does not answer on the bus");
-                seat.set_disconnected(&error);
-                desk.peers.disconnect(&address, &error);
-                desk.peers.spellings(&address).iter().for_each(|spelling| desk.presences.gone(spelling));
-                // Whoever is there now may sign with another key.
-                if let Some(key) = desk.peers.node_of(&address) {
+                slot.set_disconnected(&error);
+                state.peers.disconnect(&address, &error);
+                state.peers.spellings(&address).iter().for_each(|spelling| state.presences.gone(spelling));
+                // The node may sign with another key when it is back.
+                if let Some(key) = state.peers.node_of(&address) {
                     bus.close(key);
                 }
                 backoff.pause().await;
@@ -64,9 +64,9 @@ pub(crate) async fn keep(
     }
 }
 
-/// Begins a conversation; gives it with the form in which it is.
+/// Begins a conversation; returns it with its payload form.
 async fn introduce(
-    desk: &GatewayState,
+    state: &GatewayState,
     bus: &BusPeers,
     to: BusDestination,
     address: &str,
@@ -75,26 +75,26 @@ async fn introduce(
         BusDestination::Key(key) => key,
         BusDestination::Ip(ip) => match bus.bus().key_of(ip).await {
             Ok(key) => key,
-            // A look-up that fails ends nothing for those who know the node by its key.
-            Err(error) => desk.peers.node_of(address).ok_or_else(|| error.to_string())?,
+            // A failed look-up does not matter while the node's key is known.
+            Err(error) => state.peers.node_of(address).ok_or_else(|| error.to_string())?,
         },
     };
-    desk.peers.note_node(key, address);
-    desk.secret(address, None).map_err(|error| error.to_string())?;
-    let form = desk.peers.form(address);
+    state.peers.note_node(key, address);
+    state.secret(address, None).map_err(|error| error.to_string())?;
+    let form = state.peers.form(address);
     let peer = bus
-        .peer_in(BusDestination::Key(key), &desk.peers.topic(address), form)
+        .peer_in(BusDestination::Key(key), &state.peers.topic(address), form)
         .await
         .map_err(|error| error.to_string())?;
-    // First: whoever listens to an earlier root listens to nothing else.
-    announce_root_changes(desk, &peer, address).await?;
-    request_info(desk, &peer, address).await?;
+    // This comes first: a supervisor that knows an earlier root rejects everything else.
+    announce_root_changes(state, &peer, address).await?;
+    request_info(state, &peer, address).await?;
     Ok((peer, form))
 }
 
-/// Asks a supervisor for its information, which introduces us: it listens to coordinators that signed to it.
+/// Asks a supervisor for its information, which introduces us: a supervisor serves coordinators that have signed to it.
 pub(crate) async fn request_info(
-    desk: &GatewayState,
+    state: &GatewayState,
     peer: &JsonRpcPeer,
     address: &str,
 ) -> Result<(), String> {
@@ -106,48 +106,48 @@ pub(crate) async fn request_info(
     let sent = sending.await.map_err(|_| call_error_text(&CallError::TimedOut))?;
     let passage = sent.progress();
     let answer = sent.outcomes(deadline).await.pop().unwrap_or(Err(CallError::Closed));
-    let is_plain = desk.peers.form(address) == PayloadForm::Plain;
+    let is_plain = state.peers.form(address) == PayloadForm::Plain;
     let presence = match answer {
-        // This goes with the secret of whichever context. Those of others may be taken. Or it knows no such method.
+        // The call carries the secret of some context, and the supervisor may accept only another's. Or it lacks the method.
         Err(CallError::Refused(refused)) if is_plain => {
-            tracing::debug!(address, %refused, "a plain supervisor does not say who it is");
-            unnamed(desk, address)
+            tracing::debug!(address, %refused, "a plain supervisor refuses to send its information");
+            unnamed(state, address)
         }
-        // It may do nothing else while a job runs; its daemon is there.
-        Err(CallError::TimedOut) if is_plain && passage.is_sent() && desk.sent.waits_for(address) => {
-            unnamed(desk, address)
+        // A plain supervisor may be busy with its job and answer nothing else; its daemon took the call.
+        Err(CallError::TimedOut) if is_plain && passage.is_sent() && state.sent.waits_for(address) => {
+            unnamed(state, address)
         }
         answer => match serde_json::from_str(answer.map_err(|error| call_error_text(&error))?.get()) {
             Err(error) if is_plain => {
-                tracing::debug!(address, %error, "a plain supervisor says something else of itself");
-                unnamed(desk, address)
+                tracing::debug!(address, %error, "a plain supervisor sends information of another form");
+                unnamed(state, address)
             }
             presence => presence.map_err(|error| error.to_string())?,
         },
     };
-    // It tells of every change at once, beside its answers: what came since it was asked is no older than its answer.
-    if desk.presences.has_spoken_since(address, asked) {
+    // A supervisor also reports each change at once: a presence that came after the question is no older than the answer.
+    if state.presences.has_spoken_since(address, asked) {
         return Ok(());
     }
-    desk.note_presence(address, presence).map_err(|error| error.to_string())
+    state.note_presence(address, presence).map_err(|error| error.to_string())
 }
 
-/// Makes the presence of a plain supervisor that reports none: it answers, and does what its records say.
-fn unnamed(desk: &GatewayState, address: &str) -> Presence {
+/// Makes the presence of a plain supervisor that reports none: alive, with the instances that its records name.
+fn unnamed(state: &GatewayState, address: &str) -> Presence {
     Presence {
-        supervisor: desk.peers.node_of(address).map_or_else(|| address.to_owned(), |node| node.to_string()),
+        supervisor: state.peers.node_of(address).map_or_else(|| address.to_owned(), |node| node.to_string()),
         version: String::new(),
-        instances: desk.peers.offered(address),
+        instances: state.peers.offered(address),
         queued: 0,
         draining: false,
     }
 }
 
-/// Waits until nothing has come for too long since it was introduced.
-async fn until_silent(desk: &GatewayState, address: &str, introduced: Instant) {
+/// Waits until a supervisor has been silent for too long since the introduction.
+async fn until_silent(state: &GatewayState, address: &str, introduced: Instant) {
     loop {
         let deadline =
-            desk.presences.last(address).map_or(introduced, |last| last.max(introduced)) + SILENCE_MAX;
+            state.presences.last(address).map_or(introduced, |last| last.max(introduced)) + SILENCE_MAX;
         if deadline <= Instant::now() {
             return;
         }

@@ -99,7 +99,7 @@ pub(crate) async fn write_blob(
     store.clone().write_blob(put).await.map(|_| ()).map_err(|status| refusal(&status))
 }
 
-/// Puts a letter into its recipient's inbox.
+/// Puts a message into its recipient's inbox.
 pub(crate) async fn accept_letter(
     storage: &MessageBoxClient,
     letter: &DirectMessage,
@@ -112,15 +112,19 @@ pub(crate) async fn accept_letter(
     let answer = asked.map_err(|status| match status.code() {
         Code::InvalidArgument => refusal(&status),
         _ => {
-            // Strangers hear the answer: how things are here is nothing to them.
-            tracing::warn!(%status, "a letter could not be kept");
-            JsonRpcError::refused("UNAVAILABLE", false, "it cannot be kept now")
+            // The answer goes to strangers: it must not show the state of this coordinator.
+            tracing::warn!(%status, "an incoming message could not be stored");
+            JsonRpcError::refused(
+                "UNAVAILABLE",
+                false,
+                "the message cannot be stored now; send it again later",
+            )
         }
     })?;
     let answer = answer.into_inner();
     let wire::AcceptLetterResponse { message_key: _, duplicate, refusal, reason, lasting } = answer;
     if reason.is_empty() && refusal.is_empty() {
-        tracing::debug!(duplicate, "a letter was taken");
+        tracing::debug!(duplicate, "an incoming message was accepted");
         return Ok(());
     }
     Err(JsonRpcError::refused(&reason, lasting, refusal))
@@ -128,7 +132,7 @@ pub(crate) async fn accept_letter(
 
 fn refusal(status: &Status) -> JsonRpcError {
     let reason = rpc::ErrorView::from(status).reason;
-    // An output for which its context has no room fails its job: it would be brought again and again.
+    // An output for which its context has no room fails its job; a transient refusal would be retried without end.
     let lasting = matches!(
         status.code(),
         Code::NotFound | Code::InvalidArgument | Code::PermissionDenied | Code::OutOfRange
@@ -140,9 +144,9 @@ fn refusal(status: &Status) -> JsonRpcError {
 /// Keeps a supervisor attached for ever.
 pub(crate) async fn keep_attached(
     channel: rpc::Channel,
-    desk: GatewayState,
+    state: GatewayState,
     address: String,
-    seat: SupervisorConnectionSlot,
+    slot: SupervisorConnectionSlot,
 ) {
     let client = SupervisorServiceClient::new(channel)
         .max_decoding_message_size(GRPC_MESSAGE_BYTES_MAX)
@@ -150,16 +154,16 @@ pub(crate) async fn keep_attached(
     let mut backoff = ExponentialBackoff::up_to(RETRY_MAX);
     loop {
         let began = Instant::now();
-        let ended = attach(client.clone(), &desk, &address, &seat).await;
+        let ended = attach(client.clone(), &state, &address, &slot).await;
         let status = ended.err().unwrap_or_else(|| Status::unavailable("the supervisor ended the stream"));
-        if seat.is_connected() {
-            tracing::info!(address, %status, "a supervisor is not attached any more");
+        if slot.is_connected() {
+            tracing::info!(address, %status, "a supervisor's stream was lost");
         } else {
             tracing::debug!(address, %status, "a supervisor cannot be attached");
-            // It could not even be reached: no need to wait until its silence shows it.
-            desk.presences.gone(&address);
+            // The supervisor could not be reached at all: it counts as gone at once, not only after its silence.
+            state.presences.gone(&address);
         }
-        seat.set_disconnected(status.message());
+        slot.set_disconnected(status.message());
         backoff.reset_after(began.elapsed());
         backoff.pause().await;
     }
@@ -168,21 +172,21 @@ pub(crate) async fn keep_attached(
 /// The whole life of one stream.
 async fn attach(
     mut client: SupervisorServiceClient<rpc::Channel>,
-    desk: &GatewayState,
+    state: &GatewayState,
     address: &str,
-    seat: &SupervisorConnectionSlot,
+    slot: &SupervisorConnectionSlot,
 ) -> Result<(), Status> {
     let (outgoing, requests) = mpsc::channel(OUTBOX_LEN);
-    let root = desk.identity.now().root;
+    let root = state.identity.now().root;
     let hello = Frame::Hello(v1::AttachHello { coordinator: root.to_string() });
-    // The receiving end is right here, and empty.
+    // Cannot fail: the receiving end is in scope, and empty.
     outgoing.send(v1::AttachRequest { frame: Some(hello) }).await.ok();
     let mut incoming = client.attach(ReceiverStream::new(requests)).await?.into_inner();
     let key = welcome(&mut incoming).await?;
-    admit(desk, address, key)?;
-    let conversation = desk.conversation(key.to_string()).with_root(key);
+    admit(state, address, key)?;
+    let conversation = state.conversation(key.to_string()).with_root(key);
     let (outbox, mut payloads) = mpsc::channel::<Bytes>(OUTBOX_LEN);
-    let peer = JsonRpcPeer::new(outbox, desk.supervisor_handler(SupervisorRef::Address(address.to_owned())));
+    let peer = JsonRpcPeer::new(outbox, state.supervisor_handler(SupervisorRef::Address(address.to_owned())));
     let writing = async {
         while let Some(payload) = payloads.recv().await {
             let said = match conversation.sign(&payload, Timestamp::now()) {
@@ -199,48 +203,48 @@ async fn attach(
         }
     };
     let introducing = async {
-        announce_root_changes(desk, &peer, address).await.map_err(Status::failed_precondition)?;
-        seat.set_connected(peer.clone());
+        announce_root_changes(state, &peer, address).await.map_err(Status::failed_precondition)?;
+        slot.set_connected(peer.clone());
         let asking = async {
-            if let Err(error) = request_info(desk, &peer, address).await {
-                tracing::warn!(address, error, "a supervisor does not say who it is");
+            if let Err(error) = request_info(state, &peer, address).await {
+                tracing::warn!(address, error, "a supervisor does not send its information");
             }
             std::future::pending().await
         };
         tokio::select! {
             () = asking => Ok(()),
-            () = seat.disconnected() => {
-                // Ended from elsewhere, because its records mean somebody else now.
-                let complaint = desk.peers.complaint(address);
+            () = slot.disconnected() => {
+                // Another task ended the conversation, because the records name another key now.
+                let complaint = state.peers.complaint(address);
                 Err(Status::permission_denied(complaint.map_or_else(String::new, |error| error.to_string())))
             }
         }
     };
     tokio::select! {
-        ended = receive(&mut incoming, &peer, &conversation, || admit(desk, address, key)) => ended,
+        ended = receive(&mut incoming, &peer, &conversation, || admit(state, address, key)) => ended,
         () = writing => Ok(()),
         ended = introducing => ended,
-        () = desk.identity.other_than(root) => Err(Status::aborted("the coordinator has another root")),
+        () = state.identity.other_than(root) => Err(Status::aborted("the coordinator has another root")),
     }
 }
 
 /// Checks that the records of an address accept this signing key.
-fn admit(desk: &GatewayState, address: &str, key: VerifyingKey) -> Result<(), Status> {
-    if desk.peers.form(address) == PayloadForm::Plain {
+fn admit(state: &GatewayState, address: &str, key: VerifyingKey) -> Result<(), Status> {
+    if state.peers.form(address) == PayloadForm::Plain {
         return Err(Status::failed_precondition(
-            "its runner records say plain, which is spoken over a bus only",
+            "its runner records ask for the plain form, which works over a bus only",
         ));
     }
-    desk.peers.admit(address, key).map_err(|error| Status::permission_denied(error.to_string()))
+    state.peers.admit(address, key).map_err(|error| Status::permission_denied(error.to_string()))
 }
 
-/// The key that a supervisor signs with, which it says first.
+/// Reads the first frame of a supervisor: the key that it signs with.
 async fn welcome(incoming: &mut Streaming<v1::AttachResponse>) -> Result<VerifyingKey, Status> {
     match incoming.message().await?.and_then(|first| first.frame) {
         Some(Said::Welcome(welcome)) => {
             welcome.key.parse().map_err(|error| Status::failed_precondition(format!("its key: {error}")))
         }
-        _ => Err(Status::failed_precondition("it does not say which key it signs with")),
+        _ => Err(Status::failed_precondition("its first frame does not name the key that it signs with")),
     }
 }
 
@@ -252,7 +256,7 @@ async fn receive(
 ) -> Result<(), Status> {
     while let Some(v1::AttachResponse { frame }) = incoming.message().await? {
         let Some(Said::Envelope(envelope)) = frame else { continue };
-        // Its records may have changed.
+        // The records may have changed since the previous frame.
         admit()?;
         peer.receive_opened(
             conversation.open(envelope_convert::from_wire(envelope), Timestamp::now()),
@@ -290,7 +294,7 @@ pub(crate) async fn follow_registry(
             }
             Err(status) => {
                 known.unmet(status.message());
-                tracing::warn!(%status, "the registry's view cannot be followed");
+                tracing::warn!(%status, "the registry's view cannot be followed; retrying");
             }
         }
         backoff.reset_after(began.elapsed());
@@ -298,7 +302,7 @@ pub(crate) async fn follow_registry(
     }
 }
 
-/// Tells the registry what is heard of supervisors, for ever. `listens` is met while it listens.
+/// Reports the presences of supervisors to the registry, for ever. `listens` is met while the stream is open.
 pub(crate) async fn report_presence(
     mut client: RegistryClient,
     heard: SupervisorPresences,
@@ -312,7 +316,7 @@ pub(crate) async fn report_presence(
             let mut incoming = client.report_presence(ReceiverStream::new(requests)).await?.into_inner();
             listens.met();
             heard.begin_anew();
-            // Nothing comes in; it shows that the stream stands.
+            // The registry sends nothing; reading only notices the end of the stream.
             let reading = async {
                 while incoming.message().await?.is_some() {}
                 Ok::<_, Status>(())
@@ -335,7 +339,7 @@ pub(crate) async fn report_presence(
             Ok(()) => listens.unmet("the registry ended the stream"),
             Err(status) => {
                 listens.unmet(status.message());
-                tracing::warn!(%status, "the registry cannot be told who is there");
+                tracing::warn!(%status, "presences cannot be reported to the registry; retrying");
             }
         }
         backoff.reset_after(began.elapsed());
@@ -343,7 +347,7 @@ pub(crate) async fn report_presence(
     }
 }
 
-/// Ways to other coordinators that are kept.
+/// Clients of other coordinators that are kept.
 const WAYS_MAX: usize = 256;
 
 /// Clients of other coordinators, by where their gateways are reached over gRPC.
@@ -373,7 +377,7 @@ pub(crate) enum CoordinatorCallError {
     Dial(String),
     #[error("{}", status_text(.0))]
     Status(Box<Status>),
-    #[error("it answered with what is not heard here: {}: {}", .0.code(), .0)]
+    #[error("the answer's envelope was rejected: {}: {}", .0.code(), .0)]
     Untrusted(Refusal),
     #[error("{0}")]
     NoAnswer(&'static str),
@@ -382,7 +386,7 @@ pub(crate) enum CoordinatorCallError {
 }
 
 impl CoordinatorCallError {
-    /// Returns true when trying again cannot help. Keys, certificates and clocks are put in order by people.
+    /// Returns true when a retry cannot help. Wrong keys, certificates and clocks do not count: people correct them.
     pub(crate) fn is_lasting(&self) -> bool {
         match self {
             Self::Refused(refused) => refused.is_lasting(),
@@ -413,7 +417,7 @@ impl CoordinatorClients {
         Self { dial, signer: voice, on_refusal, ways: Mutex::default() }
     }
 
-    /// Calls the coordinator behind an address. Dropping the future leaves open whether that had its effect.
+    /// Calls the coordinator behind an address. After the future is dropped it is unknown whether the call took effect.
     pub(crate) async fn call(
         &self,
         place: (&str, u16),
@@ -463,11 +467,11 @@ impl CoordinatorClients {
                     .map(|result| Bytes::from(result.get().to_owned()))
                     .map_err(CoordinatorCallError::Refused)
             }
-            _ => Err(CoordinatorCallError::NoAnswer("what it answered is no answer to this")),
+            _ => Err(CoordinatorCallError::NoAnswer("its answer does not match the request")),
         }
     }
 
-    /// The way to an address, and the root of who is there.
+    /// Returns the client for an address, with the root of the coordinator there.
     async fn way(
         &self,
         (host, port): (&str, u16),
@@ -493,7 +497,7 @@ impl CoordinatorClients {
         let root = answer
             .coordinator
             .parse()
-            .map_err(|_| CoordinatorCallError::NoAnswer("it does not say who it is"))?;
+            .map_err(|_| CoordinatorCallError::NoAnswer("its answer names no root key"))?;
         self.keep(place, CoordinatorClient { client: way.client.clone(), root: Some(root) });
         Ok((way.client, root))
     }
@@ -501,7 +505,7 @@ impl CoordinatorClients {
     fn keep(&self, place: (String, u16), way: CoordinatorClient) {
         let mut ways = self.ways();
         if ways.len() >= WAYS_MAX && !ways.contains_key(&place) {
-            // Whichever it is: it is found again when somebody writes there.
+            // Any entry will do: its client is made again for the next message to that address.
             let other = ways.keys().next().cloned();
             other.and_then(|other| ways.remove(&other));
         }

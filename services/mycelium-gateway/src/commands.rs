@@ -19,12 +19,12 @@ use crate::supervisor_api::GatewayState;
 
 /// How long a supervisor may take to answer.
 pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
-/// Attempts that are asked for at once.
+/// Attempts in one status query.
 pub const QUERY_ATTEMPTS_MAX: usize = 500;
 
-/// Asks a supervisor where attempts stand, and reports what it says. While it cannot be reached there is
+/// Queries a supervisor for the states of attempts, and reports them. An unreachable supervisor yields
 /// no report.
-pub async fn query(desk: &GatewayState, answers: &RouterReplySender, query: wire::QueryAttempts) {
+pub async fn query(state: &GatewayState, answers: &RouterReplySender, query: wire::QueryAttempts) {
     let wire::QueryAttempts { address, topic, context_id, flow_id, job_keys } = query;
     let parsed = job_keys.iter().filter_map(|key| {
         key.parse::<JobKey>().inspect_err(|error| tracing::error!(%error, "a query names no attempt")).ok()
@@ -32,18 +32,18 @@ pub async fn query(desk: &GatewayState, answers: &RouterReplySender, query: wire
     let keys: Vec<JobKey> = parsed.collect();
     let source = ReportSource { address, topic };
     for part in keys.chunks(QUERY_ATTEMPTS_MAX) {
-        match ask(desk, &source, ContextId(context_id), part).await {
+        match ask(state, &source, ContextId(context_id), part).await {
             Ok(found) => {
-                desk.metrics.queried.inc_by(found.len() as u64);
+                state.metrics.queried.inc_by(found.len() as u64);
                 for (job_key, kind) in found {
                     let (context_id, flow_id) = (ContextId(context_id), FlowId(flow_id));
                     let source = Some(source.clone());
-                    // Not waited for: whoever asked asks again when it does not come.
+                    // Not awaited: a router that misses the report repeats its query.
                     drop(answers.report(&NodeReport { job_key, context_id, flow_id, source, kind }));
                 }
             }
             Err(error) => {
-                tracing::info!(address = source.address, %error, "a supervisor does not tell of attempts");
+                tracing::info!(address = source.address, %error, "a supervisor cannot be queried");
                 return;
             }
         }
@@ -51,12 +51,12 @@ pub async fn query(desk: &GatewayState, answers: &RouterReplySender, query: wire
 }
 
 async fn ask(
-    desk: &GatewayState,
+    state: &GatewayState,
     at: &ReportSource,
     context: ContextId,
     keys: &[JobKey],
 ) -> Result<Vec<(JobKey, ReportKind)>, SupervisorCommandError> {
-    let peer = connect(desk, &at.address, &at.topic, Some(context)).await?;
+    let peer = connect(state, &at.address, &at.topic, Some(context)).await?;
     let call = |key: &JobKey| {
         let call = JsonRpcCall::new(method::JOB_STATUS, &JobQuery { job_key: *key })?;
         Ok(call.of_context(context.0))
@@ -68,18 +68,20 @@ async fn ask(
             Ok(status) => {
                 let status =
                     serde_json::from_str::<JobStatus>(status.get()).map_err(SupervisorCommandError::Json)?;
-                found.extend(told(status, desk.peers.name_of(&at.address)).map(|kind| (*key, kind)));
+                found.extend(report_of(status, state.peers.name_of(&at.address)).map(|kind| (*key, kind)));
             }
-            Err(CallError::Refused(error)) => tracing::info!(%key, %error, "an attempt is not told of"),
+            Err(CallError::Refused(error)) => {
+                tracing::info!(%key, %error, "a supervisor refuses to tell an attempt's state")
+            }
             Err(error) => return Err(SupervisorCommandError::Call(error)),
         }
     }
     Ok(found)
 }
 
-/// Turns a status into a report. An end with outputs is sent as an event instead, since its outputs are
-/// handed over first.
-fn told(status: JobStatus, supervisor: String) -> Option<ReportKind> {
+/// Turns a status into a report. An end with outputs yields none: the supervisor sends it as an event, after it has
+/// handed over the outputs.
+fn report_of(status: JobStatus, supervisor: String) -> Option<ReportKind> {
     let JobStatus { state, instance, start_time, end } = status;
     match (state.as_str(), end) {
         (_, Some(end)) => end.outputs.is_empty().then_some(ReportKind::Ended(end)),
@@ -91,26 +93,26 @@ fn told(status: JobStatus, supervisor: String) -> Option<ReportKind> {
         }
         (STATE_RETURNED, None) => Some(ReportKind::Returned),
         (state, None) => {
-            tracing::warn!(state, "a supervisor told a state that is not known");
+            tracing::warn!(state, "a supervisor reports an unknown state of an attempt");
             None
         }
     }
 }
 
-/// Has a supervisor forget a context. One to which the context never belonged, or does not any more, has
-/// nothing to forget.
-pub async fn drop_context(desk: &GatewayState, wish: wire::DropContext) -> wire::DropOutcome {
-    let wire::DropContext { drop_id, address, topic, context_uid, context_id } = wish;
+/// Has a supervisor forget a context. A supervisor where the context belongs to another coordinator has nothing
+/// to forget.
+pub async fn drop_context(state: &GatewayState, request: wire::DropContext) -> wire::DropOutcome {
+    let wire::DropContext { drop_id, address, topic, context_uid, context_id } = request;
     let dropping = async {
         let context_uid: ContextUid = context_uid.parse().map_err(SupervisorCommandError::Uid)?;
-        let peer = connect(desk, &address, &topic, Some(ContextId(context_id))).await?;
+        let peer = connect(state, &address, &topic, Some(ContextId(context_id))).await?;
         let ask = ContextDrop { context_uid };
         match call::<_, serde::de::IgnoredAny>(&peer, ContextId(context_id), method::CONTEXT_DROP, &ask).await
         {
             Err(SupervisorCommandError::Call(CallError::Refused(refused)))
                 if refused.reason() == "CONTEXT_CLAIMED" =>
             {
-                tracing::warn!(%context_uid, address, "a context is another coordinator's there");
+                tracing::warn!(%context_uid, address, "the context belongs to another coordinator there");
                 Ok(())
             }
             other => other.map(drop),
@@ -118,7 +120,7 @@ pub async fn drop_context(desk: &GatewayState, wish: wire::DropContext) -> wire:
     };
     let error = match dropping.await {
         Ok(()) => {
-            desk.metrics.contexts_dropped.inc();
+            state.metrics.contexts_dropped.inc();
             String::new()
         }
         Err(error) => error.to_string(),
@@ -126,23 +128,23 @@ pub async fn drop_context(desk: &GatewayState, wish: wire::DropContext) -> wire:
     wire::DropOutcome { drop_id, error }
 }
 
-/// Tells a supervisor to forget attempts. A supervisor that cannot be reached, or does not know this call, keeps them for
-/// their time.
-pub async fn forget_attempts(desk: &GatewayState, wish: wire::ForgetAttempts) {
-    let wire::ForgetAttempts { address, topic, context_id, job_keys } = wish;
-    // One that speaks plain has shapes of its own, and not this.
-    if desk.peers.form(&address) == PayloadForm::Plain {
+/// Tells a supervisor to forget attempts. A supervisor that cannot be reached, or does not know this call, keeps them until
+/// they expire.
+pub async fn forget_attempts(state: &GatewayState, request: wire::ForgetAttempts) {
+    let wire::ForgetAttempts { address, topic, context_id, job_keys } = request;
+    // Plain supervisors do not have this method.
+    if state.peers.form(&address) == PayloadForm::Plain {
         return;
     }
     let context = ContextId(context_id);
     let job_keys: Vec<JobKey> = job_keys.iter().filter_map(|key| key.parse().ok()).collect();
     let (attempts, ask) = (job_keys.len() as u64, JobsForget { job_keys });
-    let telling = async {
-        let peer = connect(desk, &address, &topic, Some(context)).await?;
+    let forgetting = async {
+        let peer = connect(state, &address, &topic, Some(context)).await?;
         call::<_, serde::de::IgnoredAny>(&peer, context, method::JOBS_FORGET, &ask).await
     };
-    match telling.await {
-        Ok(_) => desk.metrics.attempts_forgotten.inc_by(attempts),
+    match forgetting.await {
+        Ok(_) => state.metrics.attempts_forgotten.inc_by(attempts),
         Err(error) => tracing::debug!(address, %error, attempts, "a supervisor does not forget attempts"),
     }
 }
@@ -154,19 +156,19 @@ pub(crate) enum SupervisorCommandError {
     Peer(crate::error::PeerError),
     #[error("{0}")]
     Call(CallError),
-    #[error("what the supervisor answered cannot be read: {0}")]
+    #[error("the supervisor's answer cannot be read: {0}")]
     Json(serde_json::Error),
     #[error("the context's uid cannot be read: {0}")]
     Uid(model::id::ParseIdError),
 }
 
 pub(crate) async fn connect(
-    desk: &GatewayState,
+    state: &GatewayState,
     address: &str,
     topic: &str,
     context: Option<ContextId>,
 ) -> Result<JsonRpcPeer, SupervisorCommandError> {
-    desk.connected(address, topic, context, CONNECT_WAIT).await.map_err(SupervisorCommandError::Peer)
+    state.connected(address, topic, context, CONNECT_WAIT).await.map_err(SupervisorCommandError::Peer)
 }
 
 async fn call<P: Serialize, R: DeserializeOwned>(
@@ -187,20 +189,24 @@ mod tests {
 
     #[test]
     fn a_status_is_told_as_what_happened() {
-        let told = |json: &str| told(serde_json::from_str(json).expect("a status"), "s".to_owned());
+        let report_of = |json: &str| report_of(serde_json::from_str(json).expect("a status"), "s".to_owned());
         let end = r#"{"outcome":"lost","end_time":7,"output_bytes":3}"#;
         let of = |state: &str, rest: &str| format!(r#"{{"state":"{state}"{rest}}}"#);
-        assert_eq!(told(&of("unknown", "")), Some(ReportKind::Unknown));
-        assert_eq!(told(&of("queued", "")), Some(ReportKind::Accepted { supervisor: "s".into() }));
-        assert_eq!(told(&of("returned", "")), Some(ReportKind::Returned));
-        assert_eq!(told(&of("dancing", "")), None);
-        let started = told(&of("started", r#","instance":"shell:default:1","start_time":2.5"#));
+        assert_eq!(report_of(&of("unknown", "")), Some(ReportKind::Unknown));
+        assert_eq!(report_of(&of("queued", "")), Some(ReportKind::Accepted { supervisor: "s".into() }));
+        assert_eq!(report_of(&of("returned", "")), Some(ReportKind::Returned));
+        assert_eq!(report_of(&of("dancing", "")), None);
+        let started = report_of(&of("started", r#","instance":"shell:default:1","start_time":2.5"#));
         let time = model::Timestamp::from_millis(2500);
         assert_eq!(started, Some(ReportKind::Started { instance: "shell:default:1".into(), time }));
-        let ended = told(&of("lost", &format!(r#","end":{end}"#)));
+        let ended = report_of(&of("lost", &format!(r#","end":{end}"#)));
         assert!(matches!(ended, Some(ReportKind::Ended(end)) if end.output_bytes == 3));
         let blob = format!(r#""outputs":{{"a":{{"sha256":"{}","size":1}}}}"#, "ab".repeat(32));
         let with_outputs = end.replace(r#""output_bytes":3"#, &blob);
-        assert_eq!(told(&of("finished", &format!(r#","end":{with_outputs}"#))), None, "an event tells it");
+        assert_eq!(
+            report_of(&of("finished", &format!(r#","end":{with_outputs}"#))),
+            None,
+            "an event tells it"
+        );
     }
 }

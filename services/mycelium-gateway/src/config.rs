@@ -11,9 +11,9 @@ use crate::signing::SigningSource;
 /// The gateway's own settings. The registry names the supervisors to connect to.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Config {
-    /// Where the secrets are that plain supervisors ask for; see [`crate::secrets`].
+    /// Directory of the secrets that plain supervisors require; see [`crate::secrets`].
     pub secrets_dir: Option<PathBuf>,
-    /// Signing files, which are followed; absent: signs with [`Deps::sealer`] throughout.
+    /// Signing files, which are watched for changes; absent: signs with [`Deps::sealer`] throughout.
     pub signing: Option<SigningSource>,
     /// Policy on incoming mail.
     pub mail: MailPolicy,

@@ -23,7 +23,7 @@ use crate::supervisor_api::GatewayState;
 
 /// Maximum length of a refusal's text, in characters.
 const ERROR_CHARS_MAX: usize = 600;
-/// How long a delivery waits for a conversation to stand.
+/// How long a delivery waits for a supervisor to be connected.
 pub(crate) const CONNECT_WAIT: Duration = Duration::from_secs(2);
 
 /// Key of deliveries that are sent in order: the executions of one flow to one address.
@@ -36,29 +36,29 @@ pub fn order_of(deliver: &wire::Deliver) -> DeliveryOrderKey {
     (deliver.address.clone(), first.map(|head| head.job_key.flow))
 }
 
-/// Delivers executions, after those before them in their order. When all of them were answered, refusals have been acknowledged as reports when this
-/// returns; else nothing was refused yet.
+/// Delivers executions, after those before them in their order. When all of them were answered, the router has acknowledged the
+/// reports of all refusals when this returns; else no refusal was reported.
 pub async fn deliver(
-    desk: GatewayState,
+    state: GatewayState,
     answers: RouterReplySender,
     deliver: wire::Deliver,
     turn: Ticket<DeliveryOrderKey>,
 ) -> wire::DeliveryOutcome {
     let delivery_id = deliver.delivery_id;
-    let ended = try_deliver(&desk, &answers, deliver, turn).await;
+    let ended = try_deliver(&state, &answers, deliver, turn).await;
     if ended.is_err() {
-        desk.metrics.failed.inc();
+        state.metrics.failed.inc();
     }
     outcome(delivery_id, ended)
 }
 
-/// Why a delivery as a whole came to nothing.
+/// Why a delivery failed as a whole.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{error}")]
 pub struct DeliveryFailure {
-    /// For people.
+    /// Text for people.
     pub error: String,
-    /// Trying again cannot help.
+    /// True when a retry cannot help.
     pub lasting: bool,
 }
 
@@ -96,7 +96,7 @@ pub(crate) fn transient_failure(error: impl Into<String>) -> DeliveryFailure {
 }
 
 async fn try_deliver(
-    desk: &GatewayState,
+    state: &GatewayState,
     answers: &RouterReplySender,
     deliver: wire::Deliver,
     turn: Ticket<DeliveryOrderKey>,
@@ -106,13 +106,13 @@ async fn try_deliver(
     let timeout = Duration::from_millis(timeout_millis);
     let deadline = Instant::now() + timeout;
     let of = Some(ContextId(context_id));
-    let peer = desk.connected(&address, &topic, of, CONNECT_WAIT.min(timeout)).await?;
-    desk.peers.check_context(&address, ContextId(context_id))?;
+    let peer = state.connected(&address, &topic, of, CONNECT_WAIT.min(timeout)).await?;
+    state.peers.check_context(&address, ContextId(context_id))?;
     crash_point("gateway.delivering");
     let source = ReportSource { address, topic };
-    let is_plain = desk.peers.form(&source.address) == PayloadForm::Plain;
+    let is_plain = state.peers.form(&source.address) == PayloadForm::Plain;
 
-    let mut inliner = Inliner::new(desk.store.clone(), ContextId(context_id), context_uid);
+    let mut inliner = Inliner::new(state.store.clone(), ContextId(context_id), context_uid);
     let (mut heads, mut calls) = (Vec::with_capacity(nodes.len()), Vec::with_capacity(nodes.len()));
     let mut patiences = Vec::new();
     for json in nodes {
@@ -126,12 +126,12 @@ async fn try_deliver(
     }
     turn.wait_for_turn().await;
     if is_plain {
-        // Its answers may be results: nobody waits for their turn behind those.
+        // A plain supervisor may answer only with the result: later deliveries must not wait for it.
         drop(turn);
         let calls = calls.into_iter().zip(patiences);
         let jobs =
             heads.into_iter().zip(calls).map(|(head, (call, patience))| PlainJob { head, call, patience });
-        return plain_delivery::deliver(desk, answers, &peer, &source, jobs.collect(), deadline).await;
+        return plain_delivery::deliver(state, answers, &peer, &source, jobs.collect(), deadline).await;
     }
     let sent = tokio::time::timeout_at(deadline, peer.send_batch_until(calls, Some(deadline))).await;
     let sent = sent.map_err(|_| transient_failure(CallError::TimedOut.to_string()))?;
@@ -140,8 +140,8 @@ async fn try_deliver(
 
     let outcomes = sent.outcomes(deadline).await;
     crash_point("gateway.answered");
-    let (refusals, refused) = heard(desk, answers, &source, heads.into_iter().zip(outcomes))?;
-    desk.metrics.refused.inc_by(refusals.len() as u64);
+    let (refusals, refused) = heard(state, answers, &source, heads.into_iter().zip(outcomes))?;
+    state.metrics.refused.inc_by(refusals.len() as u64);
     let told = refusals.iter().map(|report| answers.report(report));
     let told = told.collect::<Result<Vec<_>, _>>();
     let told =
@@ -154,13 +154,13 @@ async fn try_deliver(
     }
 }
 
-/// Reports what was accepted, and gives the reports of what was refused.
+/// Reports accepted executions, and returns the reports of refused ones.
 ///
 /// # Errors
-/// When something was not answered: the router sends all of it again, and then hears the same refusals. Told now, they would
-/// be told of attempts that are on their way once more.
+/// When a call was not answered: the router sends the whole delivery again, and then gets the same refusals. Reported now, they
+/// would concern attempts that are about to be sent once more.
 fn heard(
-    desk: &GatewayState,
+    state: &GatewayState,
     answers: &RouterReplySender,
     source: &ReportSource,
     outcomes: impl Iterator<Item = (ExecutionHead, Result<Box<RawValue>, CallError>)>,
@@ -177,15 +177,15 @@ fn heard(
     for (head, outcome) in outcomes {
         match outcome.map(|result| serde_json::from_str::<JobAccepted>(result.get())) {
             Ok(Ok(accepted)) => {
-                desk.metrics.accepted.inc();
+                state.metrics.accepted.inc();
                 let kind = ReportKind::Accepted { supervisor: accepted.supervisor };
-                // Nobody waits for this one: what follows says the same and more.
+                // Not awaited: later reports of the attempt make up for a lost one.
                 drop(answers.report(&head.report(source, kind)));
             }
-            // It has taken the job and says something else of it: to ask again would not make it clearer.
+            // The supervisor has accepted the job, but its answer is unreadable: a repeated call would bring the same answer.
             Ok(Err(error)) => {
                 let detail = format!(
-                    "an answer to job.run cannot be read, so that nobody knows whether it ran: {error}"
+                    "the answer to job.run cannot be read, so it is unknown whether the job ran: {error}"
                 );
                 let reason = Reason::new(ReasonCode::Unknown, cut(&detail));
                 let told = reason.to_string();
@@ -226,11 +226,11 @@ pub(crate) fn refusal(error: &CallError) -> Option<ReportKind> {
                 }
                 "POLICY_REFUSED" => rejected(ReasonCode::PolicyRefused, detail(refused), lasting),
                 "SIGNATURE_REFUSED" => rejected(ReasonCode::SignatureRefused, detail(refused), lasting),
-                // Its store has no room either: the attempt waits for it, and that is no try.
+                // A full store counts as a full disk: the attempt waits for room, which counts as no try.
                 "DISK_FULL" | "STORE_FULL" => rejected(ReasonCode::DiskFull, detail(refused), lasting),
-                // It does not even look at the job now; the delivery is tried again.
+                // The supervisor has not looked at the job; the delivery is tried again.
                 "BUSY" | "UNAVAILABLE" => None,
-                // Nor does who does not hear what it is told. Whoever has the message learns the name of the reason.
+                // A supervisor that rejects the envelope has not seen the job either. The failed delivery names the reason.
                 "WRONG_DESTINATION" | "ENVELOPE_EXPIRED" | "BAD_TIMES" | "BAD_CERTIFICATE" | "TOO_MUCH" => {
                     None
                 }

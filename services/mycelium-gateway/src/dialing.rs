@@ -9,8 +9,8 @@ use model::address_rules::AddressRules;
 /// Dials a host and a port, and gives the channel.
 pub type Dial = Arc<dyn Fn(&str, u16) -> Result<Channel, ChannelError> + Send + Sync>;
 
-/// Dials with these certificates what the rules allow. What a name leads to is checked with each connection, and what was
-/// checked is what is connected to.
+/// Dials with these certificates the addresses that the rules allow. Each connection checks the addresses that a name resolves to,
+/// and connects only to an address that was checked.
 #[must_use]
 pub fn dial(tls: TlsFiles, rules: AddressRules) -> Dial {
     let rules = Arc::new(rules);

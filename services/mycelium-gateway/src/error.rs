@@ -3,13 +3,13 @@
 /// Why the gateway cannot be built.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The topic of coordinators has a listener already on that node.
-    #[error("the bus cannot be listened to")]
+    /// One of the gateway's topics has a listener already on that node.
+    #[error("the gateway cannot listen on the bus")]
     Bus(#[source] mycelium::BusError),
     /// The signing files cannot be used.
-    #[error("the gateway has nothing to sign with")]
+    #[error("the gateway cannot use its signing files")]
     Signing(#[source] envelope::SigningFilesError),
-    /// A metric of the same name is there already.
+    /// A metric of the same name is registered already.
     #[error("the metrics cannot be registered")]
     Metrics(#[source] prometheus::Error),
 }
@@ -20,10 +20,10 @@ pub enum PeerError {
     /// The text is no address.
     #[error(transparent)]
     Address(#[from] model::address::AddressError),
-    /// No conversation stands within the time that was given.
+    /// The supervisor was not connected within the given time.
     #[error("{address} is not connected: {last_error}")]
     NotConnected {
-        /// Where it should be.
+        /// Address of the supervisor.
         address: String,
         /// Error of the last attempt.
         last_error: String,
@@ -36,7 +36,7 @@ pub enum PeerError {
     OtherKey {
         /// Address of the supervisor.
         address: String,
-        /// The key that was heard; empty: none was.
+        /// The key that has signed there; empty: nothing was signed.
         key: String,
         /// Key that the record names.
         pinned: String,

@@ -21,14 +21,14 @@ pub struct Inliner {
 }
 
 impl Inliner {
-    /// For jobs of one context.
+    /// Creates an inliner for jobs of one context.
     #[must_use]
     pub fn new(store: BlobStoreClient, context_id: ContextId, context_uid: String) -> Self {
         Self { store, context_id, context_uid, read: HashMap::new() }
     }
 
-    /// Adds the bytes of files to an execution while it stays below the limit. One without files is
-    /// passed on unread; so is one that cannot be read, which its supervisor will say.
+    /// Adds the bytes of files to an execution while it stays below the limit. An execution without files is
+    /// passed on unread; so is an unreadable one, which its supervisor will reject.
     pub async fn fill(&mut self, json: Bytes) -> Bytes {
         if !names_files(&json) {
             return json;
@@ -46,7 +46,7 @@ impl Inliner {
         serde_json::to_vec(&execution).map_or(json, Bytes::from)
     }
 
-    /// A blob in base64; nothing when it is not to be had now: its supervisor will ask for it.
+    /// Reads a blob as base64; nothing when it is unavailable now: the supervisor will ask for it.
     async fn read(&mut self, hash: BlobHash) -> Option<String> {
         if let Some(known) = self.read.get(&hash) {
             return known.clone();

@@ -1,20 +1,20 @@
 //! The gateway: a coordinator's conversation with other machines.
 //!
 //! - [`delivery`]: messages to supervisors.
-//! - [`stops`]: attempts that are to be stopped.
+//! - [`stops`]: stops of attempts, queued and retried.
 //! - [`commands`]: other commands of routers to supervisors: status queries, context drops.
 //! - [`log_reads`]: pieces of attempts' output, read at their supervisors.
 //! - [`supervisor_api`]: handler of supervisors' calls.
-//! - [`peers`]: the supervisors it speaks to, over streams or over a bus.
+//! - [`peers`]: the supervisors that the gateway is connected to, over streams or over a bus.
 //! - [`bus_link`]: a conversation over the bus, kept alive.
 //! - [`routers`]: routes supervisors' events to routers, and keeps those that are not acknowledged yet.
 //! - [`runner_records`]: requirements of runner records on a conversation; [`secrets`] of plain requests.
 //! - [`signing`]: the signing files, and the coordinator's identity.
 //! - [`mail`]: chat and mail between actors, out and in.
 //! - [`ping`]: pings addresses.
-//! - [`inline`]: small files travel with their jobs.
+//! - [`inline`]: sends small files with their jobs.
 //! - [`presence`]: last presences of supervisors, for the registry.
-//! - [`rpc`] the gRPC side, [`clients`] outgoing calls and streams, [`app`] puts it together.
+//! - [`rpc`]: the gRPC side; [`clients`]: outgoing calls and streams; [`app`]: puts the parts together.
 
 pub mod app;
 pub mod bus_link;

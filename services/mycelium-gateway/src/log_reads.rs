@@ -1,6 +1,6 @@
 //! Reads pieces of attempts' output at their supervisors: output that storage does not keep.
 //!
-//! Each piece is asked for once and answered in any case: the reader gets the reason for a gap, and goes on behind it.
+//! Each piece is requested once and answered in any case: the reader gets the reason for a gap, and continues after it.
 
 use std::time::Duration;
 
@@ -17,22 +17,22 @@ use crate::supervisor_api::GatewayState;
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(7);
 
 /// Reads a piece.
-pub async fn read(desk: &GatewayState, ask: wire::ReadAttemptLog) -> wire::LogOutcome {
+pub async fn read(state: &GatewayState, ask: wire::ReadAttemptLog) -> wire::LogOutcome {
     use wire::log_reading::Result as Reading;
     let wire::ReadAttemptLog { read_id, address, topic, job_key, offset, limit, context_id } = ask;
     let reading = match job_key.parse::<JobKey>() {
         Err(error) => Err((LogGapReason::Refused, error.to_string())),
         Ok(job_key) => {
             let ask = JobLogs { job_key, offset, limit };
-            try_read(desk, (&address, &topic), ContextId(context_id), &ask).await.map_err(|error| {
-                tracing::info!(%job_key, address, %error, "a log is not told");
+            try_read(state, (&address, &topic), ContextId(context_id), &ask).await.map_err(|error| {
+                tracing::info!(%job_key, address, %error, "a piece of output cannot be read");
                 why(&error, &address)
             })
         }
     };
     let reading = match reading {
         Ok(JobLogPiece { offset, text, next_offset, .. }) => {
-            desk.metrics.log_bytes_read.inc_by(text.len() as u64);
+            state.metrics.log_bytes_read.inc_by(text.len() as u64);
             Reading::Piece(wire::LogPiece { offset, data: text.into(), next_offset })
         }
         Err((reason, detail)) => Reading::Refusal(wire::LogRefusal { reason: reason.into(), detail }),
@@ -41,12 +41,12 @@ pub async fn read(desk: &GatewayState, ask: wire::ReadAttemptLog) -> wire::LogOu
 }
 
 async fn try_read(
-    desk: &GatewayState,
+    state: &GatewayState,
     (address, topic): (&str, &str),
     context: ContextId,
     ask: &JobLogs,
 ) -> Result<JobLogPiece, SupervisorCommandError> {
-    let peer = connect(desk, address, topic, Some(context)).await?;
+    let peer = connect(state, address, topic, Some(context)).await?;
     let call =
         JsonRpcCall::new(method::JOB_LOGS, ask).map_err(SupervisorCommandError::Json)?.of_context(context.0);
     let answer = peer.call_batch(vec![call], ANSWER_TIMEOUT).await.pop();
@@ -67,7 +67,7 @@ fn why(error: &SupervisorCommandError, address: &str) -> (LogGapReason, String) 
             (LogGapReason::Unreachable, format!("the supervisor at {address} did not answer in time"))
         }
         SupervisorCommandError::Call(CallError::TooMany) => {
-            (LogGapReason::Unreachable, format!("the supervisor at {address} has too much to answer"))
+            (LogGapReason::Unreachable, format!("the supervisor at {address} has too many calls under way"))
         }
         error => (LogGapReason::Refused, error.to_string()),
     }

@@ -1,8 +1,8 @@
 //! Chat and mail between actors, on their way out and in.
 //!
-//! A letter goes to the first of its recipient's addresses where it is taken: here, to a node of the bus, or to
-//! another coordinator's `GatewayService.Deliver`. What comes from elsewhere has to be signed by the coordinator that it says it
-//! is from. Storage puts each into its recipient's inbox once, however often it arrives.
+//! A message goes to the first of its recipient's addresses that accepts it: this coordinator, a node of the bus, or another
+//! coordinator's `GatewayService.Deliver`. An incoming message must be signed by the coordinator that it names as its origin.
+//! Storage puts each message into its recipient's inbox once, however often it arrives.
 
 use std::net::Ipv6Addr;
 use std::sync::Arc;
@@ -29,23 +29,23 @@ use crate::delivery::{self, DeliveryFailure};
 use crate::mail_policy::{MailAdmissionControl, MailAdmissionError, MailPolicy};
 use crate::metrics::Metrics;
 
-/// Letters of others that are worked on at once. Beyond it they are refused as `BUSY`, and come again.
+/// Incoming messages that are handled at once. Further ones are refused as `BUSY`, and their senders retry.
 pub const LETTERS_AT_ONCE_MAX: usize = 64;
-/// Other nodes of the bus that are spoken with about letters.
+/// Maximum number of other nodes of the bus with a mail conversation.
 pub const CORRESPONDENTS_MAX: usize = 256;
-/// How long storage may take to put a letter into an inbox.
+/// How long storage may take to put a message into an inbox.
 const ACCEPT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Minimum time for one address to answer, while so much is left: a lookup on the bus and a round trip.
 const ADDRESS_TIME_MIN: Duration = Duration::from_secs(3);
-/// Limits of what is remembered of coordinators' envelopes: anyone can be one. Letters are known by their origin beyond it,
-/// and answers by the number of the request.
+/// Limits of the replay window for coordinators' envelopes: anyone can be a coordinator. Beyond the window, duplicates of mail are
+/// recognized by their origin, and duplicates of answers by the number of the request.
 const MEMORY: ReplayWindowLimits = ReplayWindowLimits {
     messages_per_root: 4_000,
     roots_max: CORRESPONDENTS_MAX,
     overflow: OverflowPolicy::EvictOldest,
 };
 
-/// Everything about letters. Clones are the same.
+/// Exchange of mail with other nodes and coordinators. Clones share it.
 #[derive(Clone)]
 pub struct MailExchanger(Arc<MailExchangerInner>);
 
@@ -58,13 +58,13 @@ struct MailExchangerInner {
     at_once: Semaphore,
     /// Admission of incoming mail.
     gate: MailAdmissionControl,
-    /// Letters with several addresses begin with another one each time.
+    /// Counter that rotates the first address of mail with several addresses.
     tries: AtomicUsize,
     on_refusal: OnRefusal,
     metrics: Metrics,
 }
 
-/// Why a letter did not arrive at one address.
+/// Why a message did not arrive at one address.
 #[derive(Debug, thiserror::Error)]
 enum MailSendError {
     #[error(transparent)]
@@ -80,7 +80,7 @@ enum MailSendError {
 }
 
 impl MailSendError {
-    /// Returns true when trying again cannot help.
+    /// Returns true when a retry cannot help.
     fn is_lasting(&self) -> bool {
         match self {
             Self::Address(_) | Self::NoBus => true,
@@ -107,25 +107,25 @@ pub enum InboundMailError {
     /// The envelope holds something else than one request.
     #[error("the envelope has to hold one request of JSON-RPC 2.0")]
     NoRequest,
-    /// Too many letters are being worked on.
-    #[error("too many letters are being worked on")]
+    /// Too many incoming messages are being handled.
+    #[error("too many incoming messages are being handled; send it again later")]
     Busy,
-    /// More letters than there may be in a minute.
-    #[error("{limit}: more letters than {max} in a minute")]
+    /// The sender exceeds a rate limit.
+    #[error("{limit}: more than {max} messages in a minute")]
     TooFast {
         /// The name of the limit.
         limit: &'static str,
         /// Value of the limit.
         max: u32,
-        /// How long until there is room for one again.
+        /// Time until the next message is accepted.
         wait: Duration,
     },
 }
 
-/// Why a letter was not taken.
+/// Why a message was not accepted.
 #[derive(Debug)]
 enum MailRejection {
-    /// The operator's policy does not let it in.
+    /// The operator's policy does not admit the message.
     NotAdmitted(MailAdmissionError),
     /// Something else is wrong.
     Refused(JsonRpcError),
@@ -153,11 +153,11 @@ impl From<MailRejection> for JsonRpcError {
 }
 
 impl MailExchanger {
-    /// Signs with `sealer`, keeps incoming mail in `storage` as far as the policy admits it. Returns its inbox
-    /// on the bus as well.
+    /// Creates an exchanger that signs with `sealer`, and stores incoming mail in `storage` where the policy admits it. Also
+    /// returns its inbox on the bus.
     ///
     /// # Errors
-    /// [`BusError::TopicTaken`] when the topic of letters has a listener already.
+    /// [`BusError::TopicTaken`] when the topic for mail has a listener already.
     pub fn new(
         sealer: Sealer,
         storage: MessageBoxClient,
@@ -195,19 +195,19 @@ impl MailExchanger {
         Ok((Self(this), inbox))
     }
 
-    /// Returns the signer of letters.
+    /// Returns the signer of mail.
     pub(crate) fn signer(&self) -> Arc<EnvelopeSigner> {
         Arc::clone(&self.0.signer)
     }
 
-    /// Takes in what comes over the bus, until the inbox ends.
+    /// Handles mail from the bus until the inbox ends.
     pub async fn listen(&self, inbox: BusInbox) {
         let Some(bus) = &self.0.bus else { return };
-        let mut standing = bus.bus().status();
-        // Who speaks first over a bus knows nothing of us but our node. A daemon may come back as another.
+        let mut status = bus.bus().status();
+        // A first message over the bus is addressed to our node, the only name its sender knows. A daemon may come back as another node.
         let mut known = None;
         let naming = async {
-            while let Ok(now) = standing.wait_for(|now| now.node.is_some() && now.key() != known).await {
+            while let Ok(now) = status.wait_for(|now| now.node.is_some() && now.key() != known).await {
                 known = now.key();
                 known.iter().for_each(|key| self.0.signer.add_name(key.to_string()));
             }
@@ -215,11 +215,11 @@ impl MailExchanger {
         tokio::join!(naming, bus.run(inbox, GATEWAY_TOPIC));
     }
 
-    /// Delivers a letter, as JSON, to the first of these addresses where it is taken; here when there is none.
-    /// Dropping the future leaves open whether it arrived.
+    /// Delivers a message, given as JSON, to the first of these addresses that accepts it; without addresses, to this coordinator.
+    /// After the future is dropped it is unknown whether the message arrived.
     ///
     /// # Errors
-    /// [`DeliveryFailure`], lasting when it is at every address.
+    /// [`DeliveryFailure`], lasting when the failure at every address is lasting.
     pub async fn deliver(
         &self,
         letter_json: &[u8],
@@ -228,27 +228,27 @@ impl MailExchanger {
     ) -> Result<(), DeliveryFailure> {
         let failures = match serde_json::from_slice::<DirectMessage>(letter_json) {
             Ok(letter) => self.try_all(addresses, letter, Instant::now() + timeout).await,
-            Err(error) => vec![(format!("it is no letter: {error}"), true)],
+            Err(error) => vec![(format!("the direct message cannot be read: {error}"), true)],
         };
         if failures.is_empty() {
             self.0.metrics.letters_sent.inc();
             return Ok(());
         }
         self.0.metrics.letters_failed.inc();
-        // Where one of several may still take it, it is tried again.
+        // One address that may still accept the message is enough for a retry.
         let lasting = failures.iter().all(|(_, lasting)| *lasting);
         let errors: Vec<_> = failures.into_iter().map(|(error, _)| error).collect();
         Err(DeliveryFailure { error: errors.join("; "), lasting })
     }
 
-    /// Gives what went wrong at each address, and whether that is lasting; nothing once it was taken.
+    /// Tries the addresses in turn; returns the error of each, and whether it is lasting. Empty once the message was accepted.
     async fn try_all(
         &self,
         addresses: &[String],
         mut letter: DirectMessage,
         deadline: Instant,
     ) -> Vec<(String, bool)> {
-        // What leaves here is from here, and nobody but the gateway knows the root key.
+        // Outgoing mail has this coordinator as its origin; only the gateway knows the root key.
         letter.origin.coordinator = self.0.signer.root().to_string();
         if addresses.is_empty() {
             let taken = self.take_own(&letter).await.map_err(MailSendError::from);
@@ -262,7 +262,10 @@ impl MailExchanger {
         for (at, address) in first.iter().chain(before).enumerate() {
             let Some(share) = share(deadline.saturating_duration_since(Instant::now()), addresses.len() - at)
             else {
-                failures.push((format!("{address}: there was no time left for it"), false));
+                failures.push((
+                    format!("{address}: not tried, because the other addresses took all the time"),
+                    false,
+                ));
                 continue;
             };
             match self.send(address, &letter, Instant::now() + share).await {
@@ -292,8 +295,8 @@ impl MailExchanger {
                 let call = JsonRpcCall::new(method::MESSAGE_DELIVER, letter);
                 let call =
                     call.map_err(|error| MailSendError::Call(CallError::Unwritable(error.to_string())))?;
-                let said = self.0.coordinators.call((&host, port), &call, deadline).await;
-                said.map(drop).map_err(MailSendError::Coordinator)
+                let answer = self.0.coordinators.call((&host, port), &call, deadline).await;
+                answer.map(drop).map_err(MailSendError::Coordinator)
             }
         }
     }
@@ -318,7 +321,7 @@ impl MailExchanger {
     ) -> Result<(), MailSendError> {
         let bus = self.0.bus.as_ref().ok_or(MailSendError::NoBus)?;
         if bus.bus().key() == Some(node) {
-            // A daemon does not carry what is for itself.
+            // A daemon does not carry messages to its own node.
             self.take_own(letter).await?;
             return Ok(());
         }
@@ -328,8 +331,8 @@ impl MailExchanger {
         taken.map(drop).map_err(MailSendError::Call)
     }
 
-    /// Answers an envelope received over gRPC. From any sender, it must be signed, and costs
-    /// no more than a place among [`LETTERS_AT_ONCE_MAX`].
+    /// Answers an envelope received over gRPC. Anyone may send one; it must be signed, and takes only one of
+    /// [`LETTERS_AT_ONCE_MAX`] places.
     ///
     /// # Errors
     /// [`InboundMailError`]
@@ -373,12 +376,12 @@ impl MailExchanger {
         self.take(&request.read()?, root).await
     }
 
-    /// Takes a letter that was sent here.
+    /// Accepts a message from this coordinator to itself.
     async fn take_own(&self, letter: &DirectMessage) -> Result<DirectMessageAccepted, JsonRpcError> {
         Ok(self.take(letter, self.0.signer.root()).await?)
     }
 
-    /// Takes a letter that the coordinator with this root says is from it.
+    /// Accepts a message that the coordinator with this root has signed.
     async fn take(
         &self,
         letter: &DirectMessage,
@@ -415,27 +418,27 @@ fn answer_of(handled: Result<DirectMessageAccepted, MailRejection>) -> JsonRpcRe
     answer(&handled?)
 }
 
-/// With which of several addresses it begins: the first while there is time for all, else each time with another.
+/// Returns the index of the address to try first: 0 while there is time for all addresses, else another one each time.
 fn begin(left: Duration, addresses: usize, next: impl FnOnce() -> usize) -> usize {
     let needed = ADDRESS_TIME_MIN.saturating_mul(u32::try_from(addresses).unwrap_or(u32::MAX));
     if needed <= left { 0 } else { next() % addresses }
 }
 
-/// How long one of several addresses has, of what is left for all: nobody who is absent takes the time that the others have, but each
-/// has enough to answer. For whom nothing is left then comes first another time.
+/// Returns the time for one address, out of the time left for all: an unreachable address must not use up the time of the others, but
+/// each gets enough to answer. An address for which no time is left comes first in a later try.
 fn share(left: Duration, addresses: usize) -> Option<Duration> {
     let even = left / u32::try_from(addresses).unwrap_or(u32::MAX);
     (!left.is_zero()).then(|| even.max(ADDRESS_TIME_MIN).min(left))
 }
 
-/// Checks that a letter comes from the coordinator it names; returns true when its sender has signed it.
+/// Checks that a message comes from the coordinator it names; returns true when its sender has signed it.
 fn check(letter: &DirectMessage, root: VerifyingKey, now: Timestamp) -> Result<bool, JsonRpcError> {
     if letter.origin.coordinator != root.to_string() {
-        let message = format!("{root} has signed it, which is not the coordinator that it says it is from");
+        let message = format!("{root} has signed the message, but its origin names another coordinator");
         return Err(JsonRpcError::refused("WRONG_ORIGIN", true, message));
     }
     if letter.expires_at <= now {
-        return Err(JsonRpcError::refused("EXPIRED", true, "it was to arrive before now"));
+        return Err(JsonRpcError::refused("EXPIRED", true, "the message has expired"));
     }
     match envelope::actor::check_direct_message(letter, now) {
         Ok(signed) => Ok(signed.is_some()),
@@ -460,11 +463,11 @@ impl JsonRpcHandler for MailHandler {
     ) -> BoxFuture<'static, Vec<JsonRpcResult>> {
         let (letters, root) = (self.mail.upgrade().map(MailExchanger), self.conversation.root());
         Box::pin(async move {
-            let busy = || Err(JsonRpcError::refused("BUSY", false, "too many letters are being worked on"));
+            let busy = || Err(JsonRpcError::refused("BUSY", false, InboundMailError::Busy.to_string()));
             let (Some(letters), Some(root)) = (letters, root) else {
                 return requests.iter().map(|_| busy()).collect();
             };
-            // One after the other: a batch has no more than its place.
+            // Handles the requests one after the other: a batch takes one place only.
             let place = letters.0.at_once.try_acquire();
             let mut answers = Vec::with_capacity(requests.len());
             for request in &requests {

@@ -1,8 +1,8 @@
 //! Policy for mail of other coordinators: whose letters are taken, and how many.
 //!
-//! Anybody can make up a root key and be a coordinator. So letters are taken of the coordinators that the operator lists, and
-//! of strangers only where the operator says so, signed by their senders unless the operator does without. Rates hold by
-//! the root that has signed and by recipient, for listed coordinators and for strangers apart.
+//! Anyone can make up a root key and be a coordinator. So mail is accepted from the coordinators that the operator lists. From
+//! strangers it is accepted only if the operator allows it, and only signed by its senders unless the operator waives that. Rate
+//! limits apply per signing root and per recipient, separately for listed coordinators and for strangers.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -36,13 +36,13 @@ pub enum StrangerMailPolicy {
     Any,
 }
 
-/// The operator's word on mail of other coordinators.
+/// The operator's policy on mail from other coordinators.
 #[derive(Debug, Clone, PartialEq, Eq, Default, clap::Args)]
 pub struct MailPolicy {
-    /// Root keys of other coordinators whose letters are taken, separated by commas; `mycora gateway show` tells a coordinator's own
+    /// Root keys of other coordinators whose mail is accepted, separated by commas; `mycora gateway show` prints a coordinator's own
     #[arg(long = "mail-from", env = "MYCORA_MAIL_FROM", value_name = "KEY", value_delimiter = ',')]
     pub listed: Vec<VerifyingKey>,
-    /// Letters of coordinators that are not listed
+    /// Mail from coordinators that are not listed
     #[arg(
         long = "mail-from-strangers",
         env = "MYCORA_MAIL_FROM_STRANGERS",
@@ -56,11 +56,11 @@ pub struct MailPolicy {
 /// Why a letter is not let in.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum MailAdmissionError {
-    #[error("this coordinator takes no letters of coordinators that it does not list")]
+    #[error("this coordinator accepts mail only from coordinators that it lists")]
     Stranger,
-    #[error("of a coordinator that is not listed only letters are taken that their senders have signed")]
+    #[error("mail from coordinators that are not listed here is accepted only if its sender has signed it")]
     Unsigned,
-    #[error("{limit}: more letters than {max} in a minute; the next is taken in {} s", wait.as_secs() + 1)]
+    #[error("{limit}: more than {max} messages in a minute; send it again in {} s", wait.as_secs() + 1)]
     TooFast { limit: &'static str, max: u32, wait: Duration },
 }
 
@@ -76,7 +76,7 @@ impl MailAdmissionError {
     }
 }
 
-/// Decides about letters, and counts them.
+/// Admits or refuses incoming mail, and counts it for the rate limits.
 #[derive(Debug)]
 pub(crate) struct MailAdmissionControl {
     policy: MailPolicy,
@@ -100,13 +100,13 @@ impl MailAdmissionControl {
         !self.policy.listed.contains(&root)
     }
 
-    /// Decides about a coordinator before anything of its letter is looked at.
+    /// Admits or refuses a coordinator before its message is read.
     pub(crate) fn admit_root(&self, root: VerifyingKey) -> Result<(), MailAdmissionError> {
         let is_refused = self.policy.strangers == StrangerMailPolicy::Refused && self.is_stranger(root);
         if is_refused { Err(MailAdmissionError::Stranger) } else { Ok(()) }
     }
 
-    /// Decides about a letter that the coordinator with this root has brought, and counts it.
+    /// Admits or refuses a message from the coordinator with this root, and counts it.
     pub(crate) fn admit(
         &self,
         letter: &DirectMessage,
@@ -204,12 +204,12 @@ mod tests {
             gate.admit(&letter("a"), one, true, now).expect("within its rate");
         }
         assert_eq!(limit(gate.admit(&letter("b"), one, true, now)), "stranger_letters_per_minute_max");
-        // Made-up roots share what a recipient may be sent.
+        // Made-up roots share the limit of a recipient.
         for _ in STRANGER_LETTERS_PER_MINUTE_MAX..RECIPIENT_LETTERS_PER_MINUTE_MAX {
             gate.admit(&letter("a"), root(), true, now).expect("another root");
         }
         assert_eq!(limit(gate.admit(&letter("a"), root(), true, now)), "recipient_letters_per_minute_max");
-        // And what all of them may send, of which the last is one.
+        // They also share the limit of all strangers.
         for n in RECIPIENT_LETTERS_PER_MINUTE_MAX + 1..STRANGERS_LETTERS_PER_MINUTE_MAX {
             gate.admit(&letter(&n.to_string()), root(), true, now).expect("another recipient");
         }

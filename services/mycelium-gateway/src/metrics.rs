@@ -11,7 +11,7 @@ pub struct Metrics {
     pub refused: IntCounter,
     /// Deliveries that failed as a whole.
     pub failed: IntCounter,
-    /// Attempts that supervisors were asked for, and answered.
+    /// Attempts whose state was queried and answered.
     pub queried: IntCounter,
     /// Bytes of output that were read at supervisors.
     pub log_bytes_read: IntCounter,
@@ -19,7 +19,7 @@ pub struct Metrics {
     pub contexts_dropped: IntCounter,
     /// Attempts that supervisors were told to forget.
     pub attempts_forgotten: IntCounter,
-    /// Events that supervisors told.
+    /// Events that supervisors reported.
     pub events: IntCounter,
     /// Events that were refused because no router could take them.
     pub events_refused: IntCounter,
@@ -47,7 +47,7 @@ impl Metrics {
     /// Registers them.
     ///
     /// # Errors
-    /// When one of that name is there already.
+    /// When a metric of that name is registered already.
     pub fn new(registry: &Registry) -> prometheus::Result<Self> {
         let counter = |name: &str, about: &str| -> prometheus::Result<IntCounter> {
             let counter = IntCounter::new(format!("mycora_gateway_{name}"), about)?;
@@ -97,12 +97,12 @@ impl Metrics {
         })
     }
 
-    /// Something was said that may not be heard.
+    /// Counts a rejected envelope.
     pub fn envelope_refused(&self, reason: &str) {
         self.envelopes_refused.with_label_values(&[reason]).inc();
     }
 
-    /// Key and certificate were read again: `taken` or `refused`.
+    /// Counts a reload of key and certificate: `taken` or `refused`.
     pub(crate) fn signing_read(&self, outcome: &str) {
         self.signing_read.with_label_values(&[outcome]).inc();
     }

@@ -1,4 +1,5 @@
-//! Which addresses lead to the same node of the bus: its key, and its place in the overlay. Records of each are records of that node.
+//! Addresses that lead to the same node of the bus: its key, and its overlay address. Records that name either are records of that
+//! node.
 
 use std::collections::HashMap;
 
@@ -12,7 +13,7 @@ pub struct NodeAddresses {
 }
 
 impl NodeAddresses {
-    /// Notes which node an address leads to; it does not lead to another any more. False when that was known.
+    /// Notes which node an address leads to, in place of any other. Returns false when that was known.
     pub fn note(&mut self, key: PublicKey, address: &str) -> bool {
         if self.by_address.get(address) == Some(&key) {
             return false;

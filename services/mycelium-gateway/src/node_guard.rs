@@ -11,12 +11,12 @@ use crate::peers::PINNED_KEY;
 use crate::secrets;
 use crate::supervisor_api::{GatewayState, SupervisorRef};
 
-/// Makes our endpoint of a conversation with a node, which may be a part of this very program.
-pub(crate) fn peer_endpoint(desk: &GatewayState, node: PublicKey, is_one_program: bool) -> PeerEndpoint {
-    let conversation = desk.conversation(node.to_string());
+/// Makes our endpoint of a conversation with a node, which may be part of this process.
+pub(crate) fn peer_endpoint(state: &GatewayState, node: PublicKey, is_one_program: bool) -> PeerEndpoint {
+    let conversation = state.conversation(node.to_string());
     let conversation = if is_one_program { conversation.in_process() } else { conversation };
-    let guard = SupervisorNodeGuard { state: desk.clone(), node, conversation };
-    PeerEndpoint { handler: desk.supervisor_handler(SupervisorRef::Node(node)), guard: Arc::new(guard) }
+    let guard = SupervisorNodeGuard { state: state.clone(), node, conversation };
+    PeerEndpoint { handler: state.supervisor_handler(SupervisorRef::Node(node)), guard: Arc::new(guard) }
 }
 
 /// Guard of the payloads of one node. Its records may change while the conversation goes on.
@@ -27,7 +27,7 @@ struct SupervisorNodeGuard {
 }
 
 impl SupervisorNodeGuard {
-    /// The address that leads to it, when it is to be spoken to in plain JSON-RPC.
+    /// Returns the node's address if its records ask for plain JSON-RPC.
     fn plain(&self) -> Option<String> {
         let address = self.state.peers.address_of(self.node)?;
         (self.state.peers.form(&address) == PayloadForm::Plain).then_some(address)
@@ -41,21 +41,21 @@ impl Guard for SupervisorNodeGuard {
 
     fn seal_of(&self, payload: Bytes, of: Option<u32>) -> Result<Bytes, String> {
         let Some(address) = self.plain() else { return Guard::seal(&self.conversation, payload) };
-        // What a call is of is known here; what it says by itself is for those that nobody has told of.
+        // The context that the caller gave takes precedence over the one that the payload names.
         let secret = |named| self.state.secret(&address, of.map(ContextId).or(named));
         secrets::insert_secret(&payload, secret).map_err(|error| service::error_chain(&error))
     }
 
     fn open(&self, payload: &Bytes) -> Result<Bytes, RejectedPayload> {
         if self.plain().is_some() {
-            // That it came from this node is said by the transport, and nothing else is.
+            // Plain payloads are unsigned: only the transport vouches for the node they came from.
             return Ok(payload.clone());
         }
         let opened = Guard::open(&self.conversation, payload)?;
         let speaker = self.state.peers.address_of(self.node).zip(self.conversation.root());
         let admitted = speaker.map_or(Ok(()), |(address, key)| self.state.peers.admit(&address, key));
         admitted.map(|()| opened).map_err(|error| {
-            // Whoever is meant may speak here later, in a conversation of its own.
+            // The supervisor that the records mean may connect later, in a conversation of its own.
             let error = JsonRpcError::refused(PINNED_KEY, false, error.to_string());
             RejectedPayload { error, body: None, over: true }
         })

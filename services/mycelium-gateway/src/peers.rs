@@ -20,7 +20,7 @@ use crate::runner_records::{ConnectionRequirements, RunnerRecords};
 /// Refusal code for a signing key other than the one in the runner record.
 pub const PINNED_KEY: &str = "PINNED_KEY";
 
-/// Why a conversation ends: its records now ask for another form.
+/// Error of a conversation that ends because its records now ask for another form.
 pub(crate) const OTHER_FORM: &str = "its records ask for another form of envelopes";
 
 /// State of a connection to a supervisor.
@@ -28,13 +28,13 @@ pub(crate) const OTHER_FORM: &str = "its records ask for another form of envelop
 pub struct SupervisorConnectionState {
     /// The conversation, while it stands.
     pub peer: Option<JsonRpcPeer>,
-    /// The supervisor's own name, once it was heard.
+    /// The supervisor's own name, once it is known.
     pub supervisor: String,
     /// Last error of the connection.
     pub last_error: String,
 }
 
-/// Where the task that keeps a conversation notes its state.
+/// Slot in which the task that keeps a conversation notes its state.
 #[derive(Debug, Clone)]
 pub struct SupervisorConnectionSlot {
     state: watch::Sender<SupervisorConnectionState>,
@@ -48,11 +48,11 @@ impl SupervisorConnectionSlot {
         self.state.borrow().peer.is_some()
     }
 
-    /// Waits until the conversation does not stand any more. Loses nothing when dropped.
+    /// Waits until the conversation is no longer connected. Loses nothing when dropped.
     pub async fn disconnected(&self) {
-        let mut standing = self.state.subscribe();
-        // It lives as long as this does.
-        drop(standing.wait_for(|standing| standing.peer.is_none()).await);
+        let mut state = self.state.subscribe();
+        // The sender is `self`: it cannot be gone.
+        drop(state.wait_for(|state| state.peer.is_none()).await);
     }
 
     /// Notes that the conversation is connected.
@@ -94,7 +94,7 @@ pub struct SupervisorDialRequest {
     pub slot: SupervisorConnectionSlot,
 }
 
-/// All supervisors. Clones are the same.
+/// All supervisors. Clones share them.
 #[derive(Debug, Clone)]
 pub struct SupervisorPeers(Arc<SupervisorPeersInner>);
 
@@ -118,7 +118,7 @@ struct SupervisorPeerEntry {
     state: watch::Sender<SupervisorConnectionState>,
     /// Last key that the supervisor signed with.
     key: Option<VerifyingKey>,
-    /// Error of a node that used a key that no record means.
+    /// Error of a node that used a key that no record accepts.
     complaint: Option<PeerError>,
 }
 
@@ -154,8 +154,8 @@ impl SupervisorPeers {
         self.lock().records.begin_view();
     }
 
-    /// Applies a part of the registry's view: which supervisors to connect to, for whom. A conversation goes on
-    /// when the last record that names it is gone: what runs there may have to be stopped.
+    /// Applies a part of the registry's view: which supervisors to connect to, for which contexts. A conversation goes on
+    /// after the last record that names it is gone: jobs there may have to be stopped.
     pub fn update(&self, part: wire::WatchResponse) {
         let wire::WatchResponse { runners, snapshot_end, gone } = part;
         for wire::GoneRunner { context_id, runner_id } in gone {
@@ -172,17 +172,17 @@ impl SupervisorPeers {
             let before = self.form(&runner.address);
             self.lock().records.put(key, &runner.address, demands(&runner));
             if let Err(error) = self.want(&runner.address, &runner.topic) {
-                tracing::warn!(%error, "a runner record is of no use");
+                tracing::warn!(%error, "a runner record cannot be used");
             }
             if self.form(&runner.address) != before {
                 self.disconnect(&runner.address, OTHER_FORM);
             }
-            let heard = {
+            let signing_key = {
                 let table = self.lock();
                 table.key(&table.nodes.spellings(&runner.address))
             };
-            if let Some(key) = heard {
-                // What the record asks for now may end what stands; it has been noted where that is seen.
+            if let Some(key) = signing_key {
+                // The new record may end the conversation; `admit` logs and notes why.
                 drop(self.admit(&runner.address, key));
             }
         }
@@ -191,8 +191,8 @@ impl SupervisorPeers {
         }
     }
 
-    /// Finds a record of a context that names a supervisor, and its key when it names one: only with one may
-    /// the supervisor speak of the context.
+    /// Finds a record of a context that names a supervisor and accepts the key that it signs with. Without such a record the
+    /// supervisor may not speak for the context.
     #[must_use]
     pub fn record_of(&self, address: &str, context: ContextId) -> Option<RunnerId> {
         let table = self.lock();
@@ -204,7 +204,7 @@ impl SupervisorPeers {
     /// Checks that a supervisor may receive data of a context.
     ///
     /// # Errors
-    /// [`PeerError::OtherKey`] when the records of the context mean another signing key.
+    /// [`PeerError::OtherKey`] when the records of the context name another signing key.
     pub fn check_context(&self, address: &str, context: ContextId) -> Result<(), PeerError> {
         let table = self.lock();
         let at = table.nodes.spellings(address);
@@ -218,8 +218,8 @@ impl SupervisorPeers {
     /// Admits a signing key at an address.
     ///
     /// # Errors
-    /// [`PeerError::OtherKey`] when every record that names the address means another: it has been counted, the
-    /// conversation that stood has ended, and its standing says so.
+    /// [`PeerError::OtherKey`] when every record that names the address names another key: the refusal has been counted, the
+    /// conversation has ended, and its state holds the error.
     pub fn admit(&self, address: &str, key: VerifyingKey) -> Result<(), PeerError> {
         let admitted = {
             let mut table = self.lock();
@@ -234,14 +234,14 @@ impl SupervisorPeers {
             admitted
         };
         if let Err(error) = &admitted {
-            tracing::warn!(address, %error, "somebody else speaks for a supervisor");
+            tracing::warn!(address, %error, "a supervisor signs with a key that its records do not name");
             self.0.metrics.envelope_refused(PINNED_KEY);
             self.disconnect(address, &error.to_string());
         }
         admitted
     }
 
-    /// Ends the conversation with the supervisor, by whichever of its addresses.
+    /// Ends the conversation with the supervisor at all of its addresses.
     pub fn disconnect(&self, address: &str, why: &str) {
         let standings = {
             let table = self.lock();
@@ -253,20 +253,20 @@ impl SupervisorPeers {
         }
     }
 
-    /// Returns the complaint about an address whose last speaker used another key than its records demand.
+    /// Returns the error of an address whose last signer used another key than its records demand.
     #[must_use]
     pub fn complaint(&self, address: &str) -> Option<PeerError> {
         self.lock().peers.get(address)?.complaint.clone()
     }
 
-    /// Returns the form in which a supervisor is spoken to over a bus.
+    /// Returns the form of payloads to a supervisor over a bus.
     #[must_use]
     pub fn form(&self, address: &str) -> PayloadForm {
         let table = self.lock();
         table.form(&table.nodes.spellings(address))
     }
 
-    /// Returns the instances of a supervisor that does not report any, as its records say: one slot each.
+    /// Returns the instances of a supervisor that reports none, by its records: one slot each.
     #[must_use]
     pub fn offered(&self, address: &str) -> Vec<InstanceInfo> {
         let table = self.lock();
@@ -305,7 +305,7 @@ impl SupervisorPeers {
         named.unwrap_or_else(|| address.to_owned())
     }
 
-    /// The topic under which a supervisor is spoken to: one, by whichever of its addresses.
+    /// Returns the topic of a supervisor: one topic for all of its addresses.
     #[must_use]
     pub fn topic(&self, address: &str) -> String {
         let table = self.lock();
@@ -314,21 +314,21 @@ impl SupervisorPeers {
         topic.unwrap_or_default()
     }
 
-    /// Where a supervisor is reached, as the records say; what it says comes from there.
+    /// Returns where a supervisor is reached by its records; this is the source of its reports.
     #[must_use]
     pub fn source(&self, address: &str) -> ReportSource {
         let topic = self.lock().peers.get(address).map(|entry| entry.topic.clone());
         ReportSource { address: address.to_owned(), topic: topic.unwrap_or_default() }
     }
 
-    /// A supervisor's own name; empty until it was heard.
+    /// Returns a supervisor's own name; empty until it is known.
     #[must_use]
     pub fn name_of(&self, address: &str) -> String {
         let table = self.lock();
         table.peers.get(address).map(|entry| entry.state.borrow().supervisor.clone()).unwrap_or_default()
     }
 
-    /// The conversation with a supervisor. Waits for it to stand, but not for long.
+    /// Returns the conversation with a supervisor. Waits a limited time for it to be connected.
     ///
     /// # Errors
     /// Any [`PeerError`].
@@ -365,8 +365,8 @@ impl SupervisorPeers {
         peers.map(|(address, entry)| (address.clone(), entry.state.borrow().clone())).collect()
     }
 
-    /// Notes which node of the bus an address leads to. All addresses of a node are one supervisor, with all their records: a
-    /// conversation that goes on in another form than all of them ask for ends.
+    /// Notes which node of the bus an address leads to. All addresses of a node are one supervisor, with all their records. If
+    /// these together ask for another form than that of the current conversation, the conversation ends.
     pub fn note_node(&self, key: PublicKey, address: &str) {
         let changed = {
             let mut table = self.lock();
@@ -379,7 +379,7 @@ impl SupervisorPeers {
                 return;
             }
             if let Some(entry) = table.peers.get_mut(address) {
-                // What was heard there was said by another node.
+                // The key and the error belong to the node that was at this address before.
                 (entry.key, entry.complaint) = (None, None);
             }
             before.is_some() && form(&table) != before
@@ -434,9 +434,9 @@ impl SupervisorPeers {
         };
         table.peers.insert(address.to_owned(), entry);
         let receiver = standing.subscribe();
-        let seat = SupervisorConnectionSlot { state: standing, metrics: self.0.metrics.clone() };
-        let wanted = SupervisorDialRequest { text: address.to_owned(), address: parsed, slot: seat };
-        // The receiving end lives as long as the gateway runs.
+        let slot = SupervisorConnectionSlot { state: standing, metrics: self.0.metrics.clone() };
+        let wanted = SupervisorDialRequest { text: address.to_owned(), address: parsed, slot };
+        // The receiver lives as long as the gateway runs.
         self.0.dial_requests.send(wanted).ok();
         Ok(receiver)
     }
@@ -534,20 +534,20 @@ mod tests {
         }
         assert_eq!(peers.address_of(node).as_ref(), Some(&by_key));
 
-        // A conversation in a form that nobody asks for any more ends, by whichever address.
-        let (seat, also) = (wanted.try_recv().expect("by key").slot, wanted.try_recv().expect("by ip").slot);
+        // A conversation in a form that no record asks for any more ends, at all addresses.
+        let (slot, also) = (wanted.try_recv().expect("by key").slot, wanted.try_recv().expect("by ip").slot);
         let conversation = || {
             let (outbox, payloads) = mpsc::channel(1);
-            // Nobody takes what is said.
+            // Payloads are never read.
             let peer = JsonRpcPeer::new(outbox, Arc::new(Nobody));
             (peer, payloads)
         };
         let ((one, _one), (another, _another)) = (conversation(), conversation());
-        seat.set_connected(one.clone());
+        slot.set_connected(one.clone());
         also.set_connected(another.clone());
         record(1, &by_key, EnvelopeForm::Plain);
         assert_eq!((peers.form(&by_key), peers.form(by_ip)), (PayloadForm::Plain, PayloadForm::Plain));
-        assert!(one.is_closed() && another.is_closed() && !seat.is_connected() && !also.is_connected());
+        assert!(one.is_closed() && another.is_closed() && !slot.is_connected() && !also.is_connected());
 
         peers.note_node(other, by_ip);
         assert!(peers.record_of(&by_key, ContextId(2)).is_none(), "it is somebody else's");

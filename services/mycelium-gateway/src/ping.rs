@@ -37,12 +37,12 @@ pub enum PingError {
     #[error("{0}")]
     Call(String),
     /// No node answered on the bus.
-    #[error("nobody answers on the bus: {0}")]
+    #[error("no node answers on the bus: {0}")]
     Bus(BusError),
     /// No gRPC server answered.
-    #[error("nobody answers as a gRPC server: {0}")]
+    #[error("no gRPC server answers: {0}")]
     Grpc(String),
-    /// The conversation with a supervisor does not stand.
+    /// The supervisor is not connected.
     #[error("{0}")]
     Peer(PeerError),
     /// There was no answer in time.
@@ -80,7 +80,7 @@ impl Pinger {
         asked.await.unwrap_or(Err(PingError::TimedOut))
     }
 
-    /// A supervisor that is spoken to anyway is asked who it is.
+    /// Asks a connected supervisor for its information.
     async fn ask(&self, address: &str) -> Option<Result<Duration, PingError>> {
         let peer = self.state.peers.connected_peer(address)?;
         let begin = Instant::now();
@@ -126,7 +126,7 @@ impl Pinger {
             return Ok(Pong { round_trip: Duration::ZERO, node });
         }
         if self.state.peers.form(address) == PayloadForm::Plain {
-            // Nobody answers for its bus.
+            // A plain node does not answer pings on the bus, so its supervisor is asked instead.
             let wait = PATIENCE / 2;
             let peer = self.state.connected(address, &self.state.peers.topic(address), None, wait).await;
             drop(peer.map_err(PingError::Peer)?);

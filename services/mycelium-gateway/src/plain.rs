@@ -1,5 +1,5 @@
 //! Plain supervisors, which know nothing but JSON-RPC: their answers to `job.run`, at once or when the job has ended, in one
-//! of several shapes; and the attempts that they were sent, since they may run twice what they are sent twice.
+//! of several shapes; and the attempts that they were sent, since they may run a job twice that they receive twice.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,14 +13,14 @@ use serde_json::Value;
 
 use crate::delivery::cut;
 
-/// Attempts that are remembered; of more those that were sent first are forgotten.
+/// Attempts that are remembered; beyond it, those that were sent first are forgotten.
 const ATTEMPTS_MAX: usize = 10_000;
 /// The key of a result that is only a text.
 const OUTPUT_KEY: &str = "output";
 
 /// Turns an answer to `job.run` into a report of its attempt.
 ///
-/// An answer that cannot be read says that the job was taken and nothing else: whether it ran is not known.
+/// An unreadable answer shows only that the job was accepted: whether it ran is unknown.
 #[must_use]
 pub fn read(answer: &str, job: JobKey, supervisor: &str) -> ReportKind {
     let accepted = |name: &str| ReportKind::Accepted { supervisor: cut(name) };
@@ -29,7 +29,7 @@ pub fn read(answer: &str, job: JobKey, supervisor: &str) -> ReportKind {
         Value::Bool(true) => return accepted(supervisor),
         Value::String(text) if text == job.to_string() => return accepted(supervisor),
         Value::String(text) => return ended(&Value::String(text)),
-        // As some languages write their variants.
+        // Some languages write their variants with a capital letter.
         Value::Object(members) => members.into_iter().map(|(name, value)| (name.to_ascii_lowercase(), value)),
         _ => return unreadable(answer),
     };
@@ -62,7 +62,7 @@ pub fn read(answer: &str, job: JobKey, supervisor: &str) -> ReportKind {
 fn unreadable(answer: &str) -> ReportKind {
     let answer: String = answer.chars().take(200).collect();
     let detail = format!(
-        "the supervisor was sent the job and answered what cannot be read, so that nobody knows whether it ran: {answer}"
+        "the supervisor's answer to the job cannot be read, so it is unknown whether the job ran: {answer}"
     );
     ReportKind::Rejected { reason: Reason::new(ReasonCode::Unknown, detail), lasting: true, counts: false }
 }
@@ -108,7 +108,7 @@ pub enum PlainAttemptState {
     Reported,
 }
 
-/// The attempts that were sent to plain supervisors, which are never sent again. Clones are the same.
+/// The attempts that were sent to plain supervisors, which are never sent again. Clones share them.
 #[derive(Debug, Clone, Default)]
 pub struct SentAttempts(Arc<Mutex<SentAttemptTable>>);
 
@@ -119,7 +119,7 @@ struct SentAttemptTable {
 }
 
 impl SentAttempts {
-    /// Notes that an attempt is being sent, unless it was before: then where it stands.
+    /// Notes that an attempt is being sent; returns the state of an attempt that was sent before.
     #[must_use]
     pub fn begin(&self, job: JobKey, address: &str) -> Option<PlainAttemptState> {
         let mut known = self.lock();
@@ -159,7 +159,7 @@ impl SentAttempts {
         known.order.retain(|other| *other != job);
     }
 
-    /// Returns true when a supervisor has attempts that it has not answered: it may be busy with one.
+    /// Returns true when a supervisor has attempts without an answer: it may be busy with one.
     #[must_use]
     pub fn waits_for(&self, address: &str) -> bool {
         self.lock().attempts.values().any(|(at, sent)| at == address && *sent == PlainAttemptState::Waiting)

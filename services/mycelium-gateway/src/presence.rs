@@ -13,7 +13,7 @@ use tokio::time::Instant;
 /// Maximum age of a presence that is sent again on a new stream: an older one may not be true any more.
 const FRESH: Duration = Duration::from_secs(limits::PRESENCE_INTERVAL_SECS as u64 * 3 / 2);
 
-/// Last presence of every supervisor. Clones are the same.
+/// Last presence of every supervisor. Clones share them.
 #[derive(Debug, Clone, Default)]
 pub struct SupervisorPresences(Arc<SupervisorPresencesInner>);
 
@@ -47,20 +47,20 @@ impl SupervisorPresences {
     /// Returns when a supervisor was last heard.
     #[must_use]
     pub fn last(&self, address: &str) -> Option<Instant> {
-        self.lock().get(address).map(|word| word.at)
+        self.lock().get(address).map(|entry| entry.at)
     }
 
     /// Returns true when a supervisor has sent its presence after this moment.
     pub(crate) fn has_spoken_since(&self, address: &str, moment: Instant) -> bool {
-        self.lock().get(address).is_some_and(|word| !word.json.is_empty() && word.at > moment)
+        self.lock().get(address).is_some_and(|entry| !entry.json.is_empty() && entry.at > moment)
     }
 
     /// Begins a new stream: presences that are still fresh are sent again.
     pub fn begin_anew(&self) {
         let mut last = self.lock();
-        last.retain(|_, word| word.at.elapsed() < FRESH);
-        for word in last.values_mut() {
-            word.sent = false;
+        last.retain(|_, entry| entry.at.elapsed() < FRESH);
+        for entry in last.values_mut() {
+            entry.sent = false;
         }
     }
 
@@ -68,9 +68,9 @@ impl SupervisorPresences {
     pub async fn next(&self) -> Vec<ReportPresenceRequest> {
         loop {
             let mut news = Vec::new();
-            for (address, word) in self.lock().iter_mut() {
-                if !std::mem::replace(&mut word.sent, true) {
-                    let (address, presence_json) = (address.clone(), word.json.clone());
+            for (address, entry) in self.lock().iter_mut() {
+                if !std::mem::replace(&mut entry.sent, true) {
+                    let (address, presence_json) = (address.clone(), entry.json.clone());
                     news.push(ReportPresenceRequest { address, presence_json });
                 }
             }

@@ -23,7 +23,7 @@ use crate::signing::SigningSource;
 /// Name of the daemon in `grpc.health.v1`.
 const BUS_HEALTH: &str = "mycelium";
 
-/// Where the gateway finds what it needs.
+/// Command-line flags of the gateway.
 #[derive(Debug, clap::Args)]
 pub struct Flags {
     /// The storage service
@@ -40,7 +40,7 @@ pub struct Flags {
     /// The daemon that carries `mycelium:` addresses.
     #[command(flatten)]
     mycelium: MyceliumFlags,
-    /// Ed25519 key that it signs with; `mycora pki issue service/mycelium-gateway` makes one
+    /// Ed25519 key that the gateway signs with; `mycora pki issue service/mycelium-gateway` makes one
     #[arg(long, env = "MYCORA_SIGNING_KEY", value_name = "FILE")]
     signing_key: PathBuf,
     /// The certificate of the coordinator's root for that key, made together with it
@@ -103,7 +103,7 @@ impl service::App for App {
         };
         let app = config.build(deps)?;
         let mount = app.mount_internal(app.mount_public(Mount::builder(policy())));
-        // Who is reached over gRPC is reached all the same: the gateway serves without its daemon.
+        // Peers with gRPC addresses do not need the bus: the gateway serves without its daemon.
         let mount = match app.bus_up() {
             Some(up) => mount.part(BUS_HEALTH, up),
             None => mount,

@@ -3,7 +3,7 @@
 //! Events of a flow go to the same router as long as the same routers are connected, so that
 //! they stay in order. Events that a router did not acknowledge before its stream ended are lost on purpose:
 //! the supervisor gets no answer, and resends them. An event that is resent while its router still
-//! has it is not sent twice: the answer goes to the latest sender.
+//! has it unacknowledged is not sent twice: the acknowledgement goes to the latest sender.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -16,11 +16,11 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::metrics::Metrics;
 
-/// Reports and pieces of output that one router has not acknowledged. Beyond it nothing is taken, and
-/// supervisors wait.
+/// Maximum number of reports and pieces of output that one router has not acknowledged. Further ones are
+/// rejected, and supervisors wait.
 pub const UNACKNOWLEDGED_MAX: usize = 10_000;
 
-/// Something for a router.
+/// Item for a router.
 #[derive(Debug)]
 pub enum RouterItem {
     /// A report as JSON.
@@ -35,12 +35,12 @@ pub enum RouterItem {
     LogRead(wire::LogOutcome),
 }
 
-/// Something that a supervisor said, before it has a number.
+/// Event of a supervisor that has no number yet.
 #[derive(Debug)]
 pub enum UnnumberedEvent {
     /// A report as JSON.
     Report(Bytes),
-    /// A piece of output; its number is set when it is handed over.
+    /// A piece of output; its number is set when it is sent to the router.
     Log(wire::NumberedLog),
 }
 
@@ -54,14 +54,14 @@ pub enum RouterSendError {
     #[error("no router is connected")]
     NoRouter,
     /// The router has too much to acknowledge.
-    #[error("the router does not keep up")]
+    #[error("the router has too many unacknowledged reports")]
     Full,
 }
 
 /// Key of an event: the attempt, and its place among the attempt's events.
 type AttemptEventKey = (JobKey, u64);
 
-/// All routers that are connected. Clones are the same.
+/// All routers that are connected. Clones share them.
 #[derive(Debug, Clone)]
 pub struct ConnectedRouters {
     state: Arc<Mutex<ConnectedRouterTable>>,
@@ -79,11 +79,11 @@ struct ConnectedRouter {
     items: mpsc::UnboundedSender<RouterItem>,
     next_report: u64,
     unacknowledged: HashMap<u64, UnacknowledgedItem>,
-    /// The events among them.
+    /// Report ids of the unacknowledged events.
     events: HashMap<AttemptEventKey, u64>,
 }
 
-/// Something that a router has and did not acknowledge.
+/// Item that a router has not acknowledged.
 #[derive(Debug)]
 struct UnacknowledgedItem {
     done: oneshot::Sender<()>,
@@ -93,14 +93,14 @@ struct UnacknowledgedItem {
 impl ConnectedRouter {
     fn send(
         &mut self,
-        said: UnnumberedEvent,
+        sent: UnnumberedEvent,
         event: Option<AttemptEventKey>,
     ) -> Result<RouterAck, RouterSendError> {
         let (done, handled) = oneshot::channel();
         if let Some(report_id) = event.and_then(|event| self.events.get(&event))
             && let Some(open) = self.unacknowledged.get_mut(report_id)
         {
-            // Who said it before has given up waiting.
+            // The previous sender has stopped waiting.
             open.done = done;
             return Ok(handled);
         }
@@ -109,7 +109,7 @@ impl ConnectedRouter {
         }
         self.next_report += 1;
         let report_id = self.next_report;
-        let item = match said {
+        let item = match sent {
             UnnumberedEvent::Report(report_json) => {
                 RouterItem::Report(wire::NumberedReport { report_id, report_json })
             }
@@ -126,20 +126,20 @@ impl ConnectedRouter {
         if let Some(event) = open.event {
             self.events.remove(&event);
         }
-        // Whoever told it may not wait any more.
+        // Fails when the sender has stopped waiting.
         open.done.send(()).ok();
     }
 }
 
 impl ConnectedRouters {
-    /// None yet.
+    /// Creates a table without routers.
     #[must_use]
     pub fn new(metrics: Metrics) -> Self {
         Self { state: Arc::default(), metrics }
     }
 
-    /// A router has connected. Its items are not bounded by the channel but by
-    /// [`UNACKNOWLEDGED_MAX`] and by the router's own window of deliveries.
+    /// Adds a router that has connected. The channel does not bound its items; [`UNACKNOWLEDGED_MAX`] and the
+    /// router's own window of deliveries do.
     #[must_use]
     pub fn join(&self) -> (RouterConnection, mpsc::UnboundedReceiver<RouterItem>) {
         let (items, receiver) = mpsc::unbounded_channel();
@@ -157,16 +157,16 @@ impl ConnectedRouters {
         (RouterConnection { id, items, routers: self.clone() }, receiver)
     }
 
-    /// Hands an event over to the router that hears of this job's flow. `number` is its place among the
+    /// Sends an event to the router that serves this job's flow. `number` is the event's place among the
     /// job's events.
     ///
     /// # Errors
-    /// [`RouterSendError`]; nothing was handed over.
+    /// [`RouterSendError`]; nothing was sent.
     pub fn send(
         &self,
         job: JobKey,
         number: u64,
-        said: UnnumberedEvent,
+        sent: UnnumberedEvent,
     ) -> Result<RouterAck, RouterSendError> {
         let mut state = self.lock();
         if state.sessions.is_empty() {
@@ -176,7 +176,7 @@ impl ConnectedRouters {
         job.flow.hash(&mut hasher);
         let at = usize::try_from(hasher.finish() % state.sessions.len() as u64).unwrap_or_default();
         let session = state.sessions.values_mut().nth(at).ok_or(RouterSendError::NoRouter)?;
-        session.send(said, Some((job, number)))
+        session.send(sent, Some((job, number)))
     }
 
     fn lock(&self) -> MutexGuard<'_, ConnectedRouterTable> {
@@ -193,13 +193,13 @@ pub struct RouterConnection {
 }
 
 impl RouterConnection {
-    /// Where what it asked for is answered.
+    /// Returns the sender of replies to this router.
     #[must_use]
     pub fn answers(&self) -> RouterReplySender {
         RouterReplySender { session: self.id, items: self.items.clone(), routers: self.routers.clone() }
     }
 
-    /// The router has taken care of these.
+    /// Acknowledges reports that the router has handled.
     pub fn acknowledge(&self, reports: &[u64]) {
         let mut state = self.routers.lock();
         let Some(session) = state.sessions.get_mut(&self.id) else { return };
@@ -207,7 +207,7 @@ impl RouterConnection {
     }
 }
 
-/// Answers one stream of a router. Answers are dropped once it has ended: the router asks again.
+/// Answers one stream of a router. Once the stream has ended, answers are dropped: the router repeats its requests.
 #[derive(Debug, Clone)]
 pub struct RouterReplySender {
     session: u64,
@@ -216,10 +216,10 @@ pub struct RouterReplySender {
 }
 
 impl RouterReplySender {
-    /// Tells a report.
+    /// Sends a report.
     ///
     /// # Errors
-    /// [`RouterSendError`]; nothing was told.
+    /// [`RouterSendError`]; nothing was sent.
     pub fn report(&self, report: &NodeReport) -> Result<RouterAck, RouterSendError> {
         let json = serde_json::to_vec(report).expect("a report can always be written as JSON");
         let mut state = self.routers.lock();
@@ -227,9 +227,9 @@ impl RouterReplySender {
         session.send(UnnumberedEvent::Report(json.into()), None)
     }
 
-    /// Tells how something ended.
+    /// Sends the outcome of a request.
     pub fn ended(&self, item: RouterItem) {
-        // Without its stream nobody waits for it.
+        // Without its stream the router does not wait for the outcome.
         self.items.send(item).ok();
     }
 }
@@ -242,7 +242,7 @@ impl Drop for RouterConnection {
     }
 }
 
-/// Puts what is ready into as few messages as its size allows: outcomes each in one, reports together,
+/// Packs items into as few messages as their sizes allow: one outcome per message, reports together,
 /// output together.
 #[must_use]
 pub fn frames(items: Vec<RouterItem>) -> Vec<wire::ExchangeResponse> {

@@ -35,8 +35,8 @@ use crate::stops::{self, StopQueue};
 use crate::supervisor_api::GatewayState;
 use crate::{commands, delivery, log_reads};
 
-/// Policy for calls from outside. Not for actors: it shows all tenants' addresses. Other coordinators deliver
-/// letters, and they have no certificate of ours: their envelopes are signed.
+/// Policy for calls from outside. Actors are excluded, because the answers show the addresses of all tenants. Other coordinators
+/// deliver mail without a certificate of ours: their envelopes are signed.
 pub const PUBLIC_POLICY: PolicyTable<'static> = &[
     ("/mycora.v1.GatewayService/*", &[Allow::Admin, Allow::Service(ServiceName::Mycora)]),
     ("/mycora.v1.GatewayService/Deliver", &[Allow::Anyone]),
@@ -48,15 +48,15 @@ pub const INTERNAL_POLICY: PolicyTable<'static> = &[(
     &[Allow::Service(ServiceName::Router), Allow::Service(ServiceName::Mycora)],
 )];
 
-/// Maximum size of a call by anyone: the longest letter, each of whose characters may be written as two, and its envelope.
-/// A message whose head announces more is not read.
+/// Maximum size of a call by anyone: the longest mail text, with each character escaped as two, and its envelope.
+/// A gRPC message whose header announces more is not read.
 pub const LETTER_MESSAGE_BYTES_MAX: usize = 2 * MESSAGE_TEXT_BYTES_MAX + 64 * 1024;
-/// When a caller that was refused because there was too much to do asks again.
+/// Delay after which a caller that was refused as too busy should retry.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// Items that go out together.
 const ITEMS_TOGETHER_MAX: usize = 512;
 
-/// Everything that this service may be called for.
+/// Policy of all methods of this service.
 ///
 /// # Panics
 /// Never: the tables are well-formed, which a test checks.
@@ -87,7 +87,7 @@ impl GatewayRpc {
         mount.service(server)
     }
 
-    /// Where others reach this gateway on its bus; empty without one, and until it was up once.
+    /// Returns this gateway's address on its bus; empty without a bus, and until the bus was up once.
     fn own_address(&self) -> String {
         let key = self.bus.as_ref().and_then(|bus| bus.key());
         key.map(|key| format!("mycelium:{key}")).unwrap_or_default()
@@ -211,11 +211,11 @@ impl GatewayLinkService for GatewayRpc {
         request: Request<Streaming<wire::ExchangeRequest>>,
     ) -> Result<Response<Self::ExchangeStream>, Status> {
         let mut incoming = request.into_inner();
-        let (desk, letters, stop) = (self.state.clone(), self.mail.clone(), self.stop.clone());
-        let (session, items) = desk.routers.join();
+        let (state, letters, stop) = (self.state.clone(), self.mail.clone(), self.stop.clone());
+        let (session, items) = state.routers.join();
         let serving = async move {
             tokio::select! {
-                ended = receive(&desk, &letters, &session, &mut incoming) => {
+                ended = receive(&state, &letters, &session, &mut incoming) => {
                     if let Err(status) = ended {
                         tracing::info!(%status, "a router's stream ended");
                     }
@@ -230,10 +230,10 @@ impl GatewayLinkService for GatewayRpc {
     }
 }
 
-/// Takes in what a router says. What it asked for ends with its stream: it asks again. Deliveries are made here, since there are many; all
-/// else is done by tasks.
+/// Handles a router's requests. They end with its stream, and the router repeats them. Deliveries run here, since there are many; all
+/// other requests run in tasks.
 async fn receive(
-    desk: &GatewayState,
+    state: &GatewayState,
     letters: &MailExchanger,
     session: &RouterConnection,
     incoming: &mut Streaming<wire::ExchangeRequest>,
@@ -252,33 +252,33 @@ async fn receive(
             Some(_) = tasks.join_next(), if !tasks.is_empty() => continue,
         };
         let Some(wire::ExchangeRequest { frame }) = message else { return Ok(()) };
-        let (desk, answers) = (desk.clone(), session.answers());
+        let (state, answers) = (state.clone(), session.answers());
         match frame {
             Some(Frame::Deliver(deliver)) => {
                 // A small message must not overtake a large one of its flow.
                 let turn = sending.ticket(delivery::order_of(&deliver));
-                deliveries.push(delivery::deliver(desk, answers, deliver, turn));
+                deliveries.push(delivery::deliver(state, answers, deliver, turn));
             }
             Some(Frame::Stop(stop)) => {
                 if let Some(place) = stops.add(stop) {
-                    tasks.spawn(stops::run(desk, answers, stops.clone(), place));
+                    tasks.spawn(stops::run(state, answers, stops.clone(), place));
                 }
             }
             Some(Frame::Query(query)) => {
-                tasks.spawn(async move { commands::query(&desk, &answers, query).await });
+                tasks.spawn(async move { commands::query(&state, &answers, query).await });
             }
             Some(Frame::Drop(drop)) => {
                 tasks.spawn(async move {
-                    let outcome = commands::drop_context(&desk, drop).await;
+                    let outcome = commands::drop_context(&state, drop).await;
                     answers.ended(RouterItem::Dropped(outcome));
                 });
             }
             Some(Frame::Forget(forget)) => {
-                tasks.spawn(async move { commands::forget_attempts(&desk, forget).await });
+                tasks.spawn(async move { commands::forget_attempts(&state, forget).await });
             }
             Some(Frame::ReadLog(read)) => {
                 tasks.spawn(async move {
-                    let outcome = log_reads::read(&desk, read).await;
+                    let outcome = log_reads::read(&state, read).await;
                     answers.ended(RouterItem::LogRead(outcome));
                 });
             }
@@ -301,7 +301,7 @@ async fn send_letter(letters: &MailExchanger, letter: wire::DeliverLetter) -> wi
     delivery::outcome(delivery_id, ended.map(|()| DeliveryRefusals::default()))
 }
 
-/// Puts as much together as there is.
+/// Packs all items that are ready into as few messages as possible.
 fn answers(items: mpsc::UnboundedReceiver<RouterItem>) -> impl Stream<Item = wire::ExchangeResponse> {
     let together = stream::unfold(items, |mut items| async move {
         let mut ready = Vec::with_capacity(ITEMS_TOGETHER_MAX);

@@ -29,7 +29,7 @@ impl ConnectionRequirements {
     }
 }
 
-/// The records, by what they name.
+/// The records, by the addresses that they name.
 #[derive(Debug, Default)]
 pub struct RunnerRecords {
     /// The records, with the address that each names.
@@ -43,7 +43,7 @@ pub struct RunnerRecords {
 #[derive(Debug, Default)]
 struct AddressRecords {
     records: BTreeMap<RecordKey, ConnectionRequirements>,
-    /// Those of the record that went last: a conversation goes on when none is left.
+    /// Requirements of the record that was removed last: a conversation goes on without records.
     last: ConnectionRequirements,
 }
 
@@ -65,7 +65,7 @@ impl RunnerRecords {
         place.records.insert(key, demands);
     }
 
-    /// The snapshot is complete.
+    /// Ends the snapshot, and removes records that it did not name.
     pub fn end_snapshot(&mut self) {
         let Some(named) = self.named.take() else { return };
         let gone: Vec<_> = self.records.keys().filter(|key| !named.contains(key)).copied().collect();
@@ -145,7 +145,7 @@ impl RunnerRecords {
         offered
     }
 
-    /// Returns the requirements on the supervisor: of the records, or if none is left of those that went last.
+    /// Returns the requirements on the supervisor: those of the records, or of the records removed last if none is left.
     fn demands<'a>(&'a self, at: &'a [String]) -> Vec<&'a ConnectionRequirements> {
         let stand: Vec<_> = self.places(at).flat_map(|place| place.records.values()).collect();
         if stand.is_empty() { self.places(at).map(|place| &place.last).collect() } else { stand }

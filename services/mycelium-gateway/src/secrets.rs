@@ -1,4 +1,4 @@
-//! The secrets that plain supervisors ask for: files, read when they are needed, and never told to anybody else.
+//! The secrets that plain supervisors require: files, read when they are needed, and never sent to anyone else.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,17 +17,17 @@ use zeroize::Zeroizing;
 pub const SECRET_BYTES_MAX: usize = 4096;
 /// A name's length, at most.
 const NAME_BYTES_MAX: usize = 64;
-/// The parameter that carries it.
+/// The parameter that carries the secret.
 const PARAMETER: &str = "secret";
-/// The parameter that names the context, in requests that say it themselves.
+/// The parameter that names the context, in requests that have one.
 const CONTEXT: &str = "context_id";
 
-/// A directory with a file for each secret. A context's own directory in it, named by the context's number, goes first: what is in it is
-/// for records of that context alone, and what is beside it for everybody's.
+/// A directory with a file for each secret. A context's own subdirectory, named by the context's number, takes precedence: its
+/// secrets are for records of that context alone; the secrets beside it are for records of all contexts.
 #[derive(Debug, Clone, Default)]
 pub struct SupervisorSecrets(Option<PathBuf>);
 
-/// One of them. Nothing prints it, and it is wiped when it is dropped.
+/// Secret of a plain supervisor. It is never printed, and wiped when it is dropped.
 pub struct SupervisorSecret(Zeroizing<String>);
 
 impl fmt::Debug for SupervisorSecret {
@@ -36,22 +36,22 @@ impl fmt::Debug for SupervisorSecret {
     }
 }
 
-/// Why there is none.
+/// Why a secret cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the secret `{name}` is not to be had: {why}")]
+#[error("the secret `{name}` cannot be read: {why}")]
 pub struct SupervisorSecretError {
     name: String,
     why: String,
 }
 
 impl SupervisorSecrets {
-    /// Those in a directory; none without one.
+    /// Reads secrets from a directory; there are none without one.
     #[must_use]
     pub const fn new(dir: Option<PathBuf>) -> Self {
         Self(dir)
     }
 
-    /// Reads the one that a record of this context names.
+    /// Reads the secret that a record of this context names.
     ///
     /// # Errors
     /// [`SupervisorSecretError`].
@@ -66,7 +66,7 @@ impl SupervisorSecrets {
         }
         let dir = self.0.as_ref().ok_or_else(|| refused(&"this gateway has no directory of secrets"))?;
         let own = dir.join(context.to_string()).join(name);
-        // Whoever may change a directory on the way to a secret could say what it is.
+        // Anyone who may change a directory on the path could replace the secret.
         let open = |path: PathBuf| {
             exposure::check_trusted(&path).map_err(io::Error::from).and_then(|()| File::open(path))
         };
@@ -80,9 +80,9 @@ impl SupervisorSecrets {
             return Err(refused(&"it is no file"));
         }
         if about.permissions().mode() & 0o007 != 0 {
-            return Err(refused(&"everybody may read its file, or change it: take that away"));
+            return Err(refused(&"its file may be read or changed by others: restrict its permissions"));
         }
-        // Of its full size at once: what it grows out of would not be wiped.
+        // Allocated at full size: a buffer left behind by growth would not be wiped.
         let mut text = Zeroizing::new(String::with_capacity(SECRET_BYTES_MAX + 1));
         let read = file.take(SECRET_BYTES_MAX as u64 + 1).read_to_string(&mut text);
         read.map_err(|error| refused(&error))?;
@@ -101,14 +101,14 @@ type RawJsonObject = BTreeMap<String, Box<RawValue>>;
 #[derive(Debug, thiserror::Error)]
 pub enum SecretInsertError {
     /// The payload is no message, or its parameters have no names.
-    #[error("the parameters of a plain request have to be an object")]
+    #[error("the parameters of a plain request must be an object")]
     NotNamed(#[source] serde_json::Error),
     /// The secret is missing.
     #[error(transparent)]
     Missing(#[from] SupervisorSecretError),
 }
 
-/// Puts a secret among the parameters of each request of a payload: the one that `of` gives for the context that the request
+/// Adds a secret to the parameters of each request of a payload: the secret that `of` returns for the context that the request
 /// names, if it names one. Answers stay as they are.
 ///
 /// # Errors
@@ -180,7 +180,7 @@ mod tests {
         assert_eq!(read(2, "a").as_deref(), Ok("for 2"), "its own goes first");
         for bad in ["", "2/a", "../a", "none", "open", "empty", "long", "2"] {
             let error = read(1, bad).expect_err("no secret").to_string();
-            assert!(error.contains("is not to be had"), "{error}");
+            assert!(error.starts_with(&format!("the secret `{bad}` cannot be read: ")), "{error}");
         }
         assert!(SupervisorSecrets::default().read(ContextId(1), "a").is_err());
         let shown = format!("{:?}", secrets.read(ContextId(1), "a"));

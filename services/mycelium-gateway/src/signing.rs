@@ -1,9 +1,9 @@
 //! Signing files of the gateway: its key, the certificate of the coordinator's root for it, and the root rotations that led to
 //! that root. The files are read again when they change.
 //!
-//! Unusable files never take effect: at the start they are an error, later the previous contents stay. Another key or
-//! certificate of the same root is shown with the next statement, and nothing else changes. With another root the
-//! coordinator has another identity for its peers, so that conversations start over, with the changes that lead to it.
+//! Unusable files never take effect: at the start they are an error, later the previous contents stay. A new key or
+//! certificate of the same root is used from the next statement on, and nothing else changes. With another root the
+//! coordinator has another identity for its peers, so conversations start over, with the changes that lead to that root.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::path::PathBuf;
@@ -22,7 +22,7 @@ use crate::delivery::call_error_text;
 use crate::metrics::Metrics;
 use crate::supervisor_api::GatewayState;
 
-/// How long a supervisor may take to pass on what is bound to an earlier root; it goes on when that is over.
+/// How long a supervisor may take to transfer everything that is bound to an earlier root; it continues after the timeout.
 const SUCCEED_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Paths of the signing files.
@@ -45,7 +45,7 @@ impl SigningSource {
         let (mut changes, succession) = read_changes(&path)?;
         let root = sealer.root();
         if succession.current_root() != root {
-            // They are there before the certificate of the new root is.
+            // The changes are written before the certificate of the new root.
             let Some(count) = succession.retired_roots().iter().position(|before| *before == root) else {
                 let why = format!(
                     "the changes lead to {}, and the certificate is of {root}",
@@ -106,7 +106,7 @@ impl CoordinatorIdentityWatch {
     /// Waits until the root is another one. Loses nothing when dropped.
     pub async fn other_than(&self, root: VerifyingKey) {
         // The sender is `self`: it cannot be gone.
-        drop(self.0.subscribe().wait_for(|standing| standing.root != root).await);
+        drop(self.0.subscribe().wait_for(|identity| identity.root != root).await);
     }
 }
 
@@ -124,18 +124,18 @@ impl SigningReloader {
     #[must_use]
     pub fn new(
         source: SigningSource,
-        voices: [Arc<EnvelopeSigner>; 2],
+        signers: [Arc<EnvelopeSigner>; 2],
         root: CoordinatorIdentityWatch,
         metrics: Metrics,
     ) -> Self {
-        // Looked at once more: they may have changed since.
-        Self { source, signers: voices, identity: root, metrics, judged: Mutex::new(0) }
+        // The first check reads the files once more: they may have changed since.
+        Self { source, signers, identity: root, metrics, judged: Mutex::new(0) }
     }
 
-    /// Reads the files again if they are others than before; says whether there was something to judge.
+    /// Reads the files again if they have changed; returns true if they had.
     ///
     /// # Errors
-    /// A [`SigningFilesError`], once for what cannot be used; what was read before still holds.
+    /// A [`SigningFilesError`], once for each unusable change; the previous contents stay in effect.
     pub fn look_again(&self) -> Result<bool, SigningFilesError> {
         let found = self.source.fingerprint();
         if std::mem::replace(&mut *self.judged.lock().unwrap_or_else(PoisonError::into_inner), found) == found
@@ -144,13 +144,13 @@ impl SigningReloader {
         }
         let (sealer, changes) = self.source.read()?;
         let (old, new) = (self.identity.now().root, sealer.root());
-        // Before it is said who it is: whoever begins anew has to sign as who it is.
-        for voice in &self.signers {
-            voice.renew(sealer.clone());
+        // The signers come before the identity: a conversation that starts over must be signed with the new root's key.
+        for signer in &self.signers {
+            signer.renew(sealer.clone());
         }
         self.identity.0.send_replace(CoordinatorIdentity { root: new, changes: changes.into() });
         if old != new {
-            tracing::warn!(%old, %new, "the coordinator has another root: conversations begin anew");
+            tracing::warn!(%old, %new, "the coordinator has another root: conversations start over");
         }
         Ok(true)
     }
@@ -160,35 +160,35 @@ impl SigningReloader {
         let look = |asked| match self.look_again() {
             Ok(true) => {
                 self.metrics.signing_read("taken");
-                tracing::info!("signing key and certificate were read; they hold from now on");
+                tracing::info!("signing key and certificate were read and are in effect");
             }
-            Ok(false) if asked => tracing::info!("signing key and certificate are as they were"),
+            Ok(false) if asked => tracing::info!("signing key and certificate have not changed"),
             Ok(false) => {}
             Err(error) => {
                 self.metrics.signing_read("refused");
                 let error = service::error_chain(&error);
-                tracing::error!("{error}; signing key and certificate from before still hold");
+                tracing::error!("{error}; the previous signing key and certificate stay in effect");
             }
         };
         service::poll_files("signing key and certificate", look).await;
     }
 }
 
-/// Tells a supervisor how the coordinator came to its root, so that what is bound to an earlier one is its own.
+/// Sends a supervisor the changes of root, so that it transfers everything bound to an earlier root to the current one.
 ///
 /// # Errors
-/// Says why the supervisor does not follow; until it does, nothing can be asked of it.
+/// Why the supervisor did not accept the changes; until it does, it accepts no other calls.
 pub(crate) async fn announce_root_changes(
-    desk: &GatewayState,
+    state: &GatewayState,
     peer: &JsonRpcPeer,
     address: &str,
 ) -> Result<(), String> {
-    let changes = desk.identity.now().changes;
-    if changes.is_empty() || desk.peers.form(address) == PayloadForm::Plain {
+    let changes = state.identity.now().changes;
+    if changes.is_empty() || state.peers.form(address) == PayloadForm::Plain {
         return Ok(());
     }
-    let said = CoordinatorSucceed { changes: changes.to_vec() };
-    match peer.call(method::COORDINATOR_SUCCEED, &said, SUCCEED_TIMEOUT).await {
+    let request = CoordinatorSucceed { changes: changes.to_vec() };
+    match peer.call(method::COORDINATOR_SUCCEED, &request, SUCCEED_TIMEOUT).await {
         Ok(answer) => {
             let passed: CoordinatorSucceeded =
                 serde_json::from_str(answer.get()).map_err(|error| error.to_string())?;
@@ -202,12 +202,12 @@ pub(crate) async fn announce_root_changes(
             Ok(())
         }
         Err(CallError::Refused(refused)) if refused.code == METHOD_NOT_FOUND => {
-            tracing::warn!(address, "a supervisor of an earlier version knows nothing of changes of root");
+            tracing::warn!(address, "a supervisor of an earlier version does not support changes of root");
             Ok(())
         }
         Err(error) => {
             let error = call_error_text(&error);
-            tracing::warn!(address, error, "a supervisor does not follow the change of root");
+            tracing::warn!(address, error, "a supervisor does not accept the change of root");
             Err(error)
         }
     }

@@ -1,4 +1,4 @@
-//! Attempts that routers want stopped: of each supervisor many in one call, and again until it has answered.
+//! Attempts that routers want stopped: many of one supervisor in one call, retried until it has answered.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,8 +17,8 @@ use crate::supervisor_api::GatewayState;
 
 /// Attempts in one call.
 const STOPS_AT_ONCE: usize = 500;
-/// Attempts of one router that may wait. Beyond it, an unreachable supervisor reports what it runs when it is
-/// back, and is told then to stop what should not run.
+/// Maximum number of queued stops of one router. Beyond it, an unreachable supervisor keeps its attempts until it is back and
+/// reports them, and is then told which of them to stop.
 const WAITING_MAX: usize = 100_000;
 /// Maximum calls to a supervisor for the same attempts; with the pauses between, half a minute or more.
 const TRIES_MAX: u32 = 18;
@@ -54,22 +54,22 @@ impl StopQueue {
                 return None;
             }
         };
-        let wish = QueuedStop { flow: FlowId(flow_id), grace_secs, tries: 0 };
+        let queued = QueuedStop { flow: FlowId(flow_id), grace_secs, tries: 0 };
         let place = (address, topic, ContextId(context_id));
         let mut places = self.lock();
         if places.values().map(BTreeMap::len).sum::<usize>() >= WAITING_MAX {
-            tracing::warn!(%job_key, address = place.0, "too many stops wait: this one is given up");
+            tracing::warn!(%job_key, address = place.0, "too many stops are queued; this one is dropped");
             return None;
         }
         if let Some(waiting) = places.get_mut(&place) {
-            waiting.insert(job_key, wish);
+            waiting.insert(job_key, queued);
             return None;
         }
-        places.insert(place.clone(), BTreeMap::from([(job_key, wish)]));
+        places.insert(place.clone(), BTreeMap::from([(job_key, queued)]));
         Some(place)
     }
 
-    /// Some of what waits; nothing, and the place is forgotten, when nothing does.
+    /// Takes the next stops from the queue of one place; removes the queue when it is empty.
     fn next(&self, place: &StopQueueKey) -> Vec<(JobKey, QueuedStop)> {
         let mut places = self.lock();
         let Some(waiting) = places.get_mut(place) else { return Vec::new() };
@@ -83,37 +83,37 @@ impl StopQueue {
     }
 
     /// Puts back stops that have to be tried again, unless a newer one has come.
-    fn put_back(&self, place: &StopQueueKey, wishes: Vec<(JobKey, QueuedStop)>) {
+    fn put_back(&self, place: &StopQueueKey, retries: Vec<(JobKey, QueuedStop)>) {
         let mut places = self.lock();
         let waiting = places.entry(place.clone()).or_default();
-        for (job_key, wish) in wishes {
-            waiting.entry(job_key).or_insert(wish);
+        for (job_key, queued) in retries {
+            waiting.entry(job_key).or_insert(queued);
         }
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<StopQueueKey, QueuedStops>> {
-        // Nothing panics while it is held.
+        // No code panics while it holds the lock.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Stops what is wanted at one place, until nothing more is.
-pub async fn run(desk: GatewayState, answers: RouterReplySender, stops: StopQueue, place: StopQueueKey) {
+/// Sends the queued stops of one place until its queue is empty.
+pub async fn run(state: GatewayState, answers: RouterReplySender, stops: StopQueue, place: StopQueueKey) {
     let mut backoff = RETRY;
     loop {
-        let wishes = stops.next(&place);
-        if wishes.is_empty() {
+        let batch = stops.next(&place);
+        if batch.is_empty() {
             return;
         }
-        let Some((left, error)) = try_all(&desk, &answers, &place, wishes).await else {
+        let Some((left, error)) = try_all(&state, &answers, &place, batch).await else {
             backoff.reset();
             continue;
         };
-        let again = |wish: QueuedStop| QueuedStop { tries: wish.tries + 1, ..wish };
+        let again = |stop: QueuedStop| QueuedStop { tries: stop.tries + 1, ..stop };
         let (again, given_up): (Vec<_>, Vec<_>) = left
             .into_iter()
-            .map(|(key, wish)| (key, again(wish)))
-            .partition(|(_, wish)| wish.tries < TRIES_MAX);
+            .map(|(key, stop)| (key, again(stop)))
+            .partition(|(_, stop)| stop.tries < TRIES_MAX);
         if !given_up.is_empty() {
             tracing::warn!(address = place.0, attempts = given_up.len(), %error, "attempts were not stopped");
         }
@@ -122,39 +122,39 @@ pub async fn run(desk: GatewayState, answers: RouterReplySender, stops: StopQueu
     }
 }
 
-/// Asks for all of them to be stopped; gives those that have to be tried again, and why. One that the
-/// supervisor had never seen, and will refuse from now on, is reported as stopped; of every other the
-/// supervisor itself tells the end.
+/// Sends stops to a supervisor; returns those that need a retry, and why. An attempt that the supervisor had
+/// never seen, and will refuse from now on, is reported as stopped; the supervisor itself reports the end of
+/// every other.
 async fn try_all(
-    desk: &GatewayState,
+    state: &GatewayState,
     answers: &RouterReplySender,
     (address, topic, context): &StopQueueKey,
-    wishes: Vec<(JobKey, QueuedStop)>,
+    stops: Vec<(JobKey, QueuedStop)>,
 ) -> Option<(Vec<(JobKey, QueuedStop)>, SupervisorCommandError)> {
-    let peer = match connect(desk, address, topic, Some(*context)).await {
+    let peer = match connect(state, address, topic, Some(*context)).await {
         Ok(peer) => peer,
-        Err(error) => return Some((wishes, error)),
+        Err(error) => return Some((stops, error)),
     };
-    let calls = wishes.iter().map(|(job_key, wish)| {
+    let calls = stops.iter().map(|(job_key, stop)| {
         let call =
-            JsonRpcCall::new(method::JOB_STOP, &JobStop { job_key: *job_key, grace_secs: wish.grace_secs })?;
+            JsonRpcCall::new(method::JOB_STOP, &JobStop { job_key: *job_key, grace_secs: stop.grace_secs })?;
         Ok(call.of_context(context.0))
     });
     let calls = match calls.collect::<Result<Vec<_>, _>>() {
         Ok(calls) => calls,
-        Err(error) => return Some((wishes, SupervisorCommandError::Json(error))),
+        Err(error) => return Some((stops, SupervisorCommandError::Json(error))),
     };
     let (mut left, mut why) = (Vec::new(), None);
     let outcomes = peer.call_batch(calls, ANSWER_TIMEOUT).await;
-    for ((job_key, wish), outcome) in wishes.into_iter().zip(outcomes) {
+    for ((job_key, stop), outcome) in stops.into_iter().zip(outcomes) {
         match outcome.and_then(|answer| read(answer.get())) {
             Ok(outcome) if outcome.stopped && outcome.state == STATE_UNKNOWN => {
                 let source = Some(ReportSource { address: address.clone(), topic: topic.clone() });
-                let (context_id, flow_id) = (*context, wish.flow);
+                let (context_id, flow_id) = (*context, stop.flow);
                 let report = NodeReport { job_key, context_id, flow_id, source, kind: stopped() };
                 if let Err(full) = answers.report(&report) {
-                    tracing::debug!(%job_key, %full, "a stop is not told of yet");
-                    left.push((job_key, wish));
+                    tracing::debug!(%job_key, %full, "a stop could not be reported; retrying");
+                    left.push((job_key, stop));
                     why.get_or_insert(SupervisorCommandError::Call(CallError::TooMany));
                 }
             }
@@ -163,7 +163,7 @@ async fn try_all(
                 tracing::warn!(%job_key, address, %refused, "an attempt cannot be stopped");
             }
             Err(error) => {
-                left.push((job_key, wish));
+                left.push((job_key, stop));
                 why.get_or_insert(SupervisorCommandError::Call(error));
             }
         }

@@ -85,7 +85,7 @@ impl JsonRpcHandler for SupervisorHandler {
             let stranger = JsonRpcError::refused("UNKNOWN_PEER", false, "no runner record names this node");
             return Box::pin(async move { requests.iter().map(|_| Err(stranger.clone())).collect() });
         };
-        // Events are handed over here, in the order in which they came, and only waited for later.
+        // Events go to their routers here, in the order of arrival; their acknowledgements are awaited later.
         let begun: Vec<_> = requests.into_iter().map(|request| self.state.begin(&address, request)).collect();
         Box::pin(join_all(begun.into_iter().map(PendingSupervisorReply::finish)))
     }
@@ -95,9 +95,9 @@ impl JsonRpcHandler for SupervisorHandler {
 enum PendingSupervisorReply {
     /// The answer.
     Ready(JsonRpcResult),
-    /// The answer is empty once a router has taken care of it.
+    /// The answer is empty once a router has acknowledged the event.
     AwaitingRouter(RouterAck),
-    /// There is something to do.
+    /// The answer needs further work.
     Work(BoxFuture<'static, JsonRpcResult>),
 }
 
@@ -109,7 +109,9 @@ impl PendingSupervisorReply {
             Self::AwaitingRouter(handled) => match tokio::time::timeout(HANDLED_TIMEOUT, handled).await {
                 Ok(Ok(())) => answer(&EmptyResult {}),
                 Ok(Err(_)) => Err(JsonRpcError::refused("NO_ROUTER", false, "the router is gone")),
-                Err(_) => Err(JsonRpcError::refused("TIMEOUT", false, "nobody took care of it in time")),
+                Err(_) => {
+                    Err(JsonRpcError::refused("TIMEOUT", false, "the router did not acknowledge it in time"))
+                }
             },
         }
     }
@@ -123,8 +125,10 @@ impl GatewayState {
                 self.presence(address, &request).map(PendingSupervisorReply::Ready)
             }
             method::BLOB_GET | method::BLOB_PUT => {
-                let (desk, address) = (self.clone(), address.to_owned());
-                Ok(PendingSupervisorReply::Work(Box::pin(async move { desk.blob(&address, &request).await })))
+                let (state, address) = (self.clone(), address.to_owned());
+                Ok(PendingSupervisorReply::Work(Box::pin(
+                    async move { state.blob(&address, &request).await },
+                )))
             }
             other => {
                 Err(JsonRpcError::of_protocol(METHOD_NOT_FOUND, format!("there is no method `{other}`")))
@@ -177,7 +181,11 @@ impl GatewayState {
     pub(crate) fn note_presence(&self, address: &str, mut presence: Presence) -> Result<(), PresenceError> {
         let left_out = presence.truncate();
         if left_out > 0 {
-            tracing::warn!(address, left_out, "a supervisor has more instances than it may tell of");
+            tracing::warn!(
+                address,
+                left_out,
+                "a supervisor reports more instances than allowed; the excess is ignored"
+            );
         }
         presence.check()?;
         self.peers.note_name(address, &presence.supervisor);
@@ -214,8 +222,8 @@ impl GatewayState {
         answer(&EmptyResult {})
     }
 
-    /// A supervisor speaks only of contexts whose records name it. A record may just not be known here
-    /// yet, so that the refusal is a passing one. Gives such a record.
+    /// Checks that a record of the context names the supervisor, and returns the record. The record may merely not be
+    /// known here yet, so the refusal is transient.
     fn check(&self, address: &str, context: ContextId) -> Result<RunnerId, JsonRpcError> {
         self.peers.record_of(address, context).ok_or_else(|| {
             let message = format!("no runner record of context {context} names {address}");
@@ -223,7 +231,7 @@ impl GatewayState {
         })
     }
 
-    /// The conversation with a supervisor. Waits for it to stand, but not for long.
+    /// Returns the conversation with a supervisor. Waits a limited time for it to be connected.
     ///
     /// # Errors
     /// Any [`PeerError`].
@@ -234,13 +242,13 @@ impl GatewayState {
         context: Option<ContextId>,
         wait: Duration,
     ) -> Result<JsonRpcPeer, PeerError> {
-        // Known beforehand: what cannot be sent is not waited for, and would end what others wait for.
+        // Checked first: without its secret the call could not be sent, and the failure would end the calls of others as well.
         self.secret(address, context).map_err(PeerError::Secret)?;
         self.peers.connected(address, topic, wait).await
     }
 
-    /// The secret that goes with each request of a context to a plain supervisor, when the context's records name one; with
-    /// those that are of no context, the first that any record names and that is to be had, or none where one needs none.
+    /// Returns the secret for requests of a context to a plain supervisor, if the context's records name one. For a request without
+    /// a context it is the first readable secret that any record names, or none where a record needs none.
     ///
     /// # Errors
     /// [`SupervisorSecretError`]
@@ -266,7 +274,7 @@ impl GatewayState {
         missing.filter(|_| !needless).map_or(Ok(None), Err)
     }
 
-    /// A conversation with a supervisor that is spoken to by this key.
+    /// Creates a conversation with a supervisor; `name`, its key as hex digits, is the destination of envelopes to it.
     #[must_use]
     pub fn conversation(&self, name: String) -> Conversation {
         let metrics = self.metrics.clone();
@@ -274,7 +282,7 @@ impl GatewayState {
         Conversation::new(Arc::clone(&self.signer), on_refusal).with_name(name)
     }
 
-    /// An answerer for one supervisor.
+    /// Creates the handler for one supervisor.
     #[must_use]
     pub fn supervisor_handler(&self, who: SupervisorRef) -> Arc<dyn JsonRpcHandler> {
         Arc::new(SupervisorHandler { state: self.clone(), supervisor: who })

@@ -23,7 +23,7 @@ pub enum BootstrapError {
     /// The actor's key cannot be made or read.
     #[error("the key of actor 1 cannot be prepared")]
     Key(#[from] SigningKeyError),
-    /// The coordinator says no.
+    /// The coordinator refused.
     #[error("{what} cannot be made: {}", status.message())]
     Refused {
         /// Object that cannot be made.
@@ -38,7 +38,7 @@ pub enum BootstrapError {
 /// The channel has to carry the bootstrap identity.
 ///
 /// # Errors
-/// Says what cannot be made.
+/// Names the object that cannot be made.
 pub async fn create_actor_and_context(key_file: &Path, storage: Channel) -> Result<(), BootstrapError> {
     let key = SigningKey::load_or_make(key_file)?.verifying_key().to_string();
     let request = v1::RegisterActorRequest { id: ACTOR.0, pubkey: key, ..Default::default() };
@@ -47,7 +47,7 @@ pub async fn create_actor_and_context(key_file: &Path, storage: Channel) -> Resu
     let request = v1::CreateContextRequest {
         id: CONTEXT.0,
         admins: vec![ACTOR.0],
-        // What programs push to Redis is only as trustworthy as access to it: whoever wants that switches it on.
+        // Messages pushed to Redis are only as trustworthy as access to it: raw publishing stays off until an admin enables it.
         settings: Some(v1::ContextSettings { executors_may_submit: true, ..Default::default() }),
         ..Default::default()
     };
@@ -72,7 +72,7 @@ async fn home_context(mut actors: ActorServiceClient<Channel>) -> Result<(), Boo
     };
     match actors.update_actor(request).await {
         Ok(_) => Ok(()),
-        // Somebody changes it at this moment, and knows better.
+        // Another caller is changing the actor right now; its value wins.
         Err(status) if status.code() == Code::Aborted => Ok(()),
         Err(status) => Err(refused(what, status)),
     }
@@ -82,7 +82,7 @@ async fn home_context(mut actors: ActorServiceClient<Channel>) -> Result<(), Boo
 /// `true` for one on this machine. The channel has to carry actor 1.
 ///
 /// # Errors
-/// Says what cannot be made.
+/// Names the object that cannot be made.
 pub async fn register_runners(
     registry: Channel,
     addresses: &[(Address, bool)],
@@ -103,7 +103,7 @@ pub async fn register_runners(
     Ok(())
 }
 
-/// Waits until the registry has heard of so many instances at the supervisor of this address: from then on jobs of context 1 are
+/// Waits until the registry has seen this many instances at the supervisor of this address: from then on jobs of context 1 are
 /// sent there. Waits for nothing where that context has no such runner any more. The channel has to carry actor 1.
 ///
 /// # Errors

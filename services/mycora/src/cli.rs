@@ -44,12 +44,12 @@ Examples:
   mycora message send --to 2 'The report is ready' --wait
   mycora --output json flow get 3
 
-Configuration: flags, then MYCORA_* in the environment, then the profile, a file that `mycora up` writes. `mycora help connection` tells \
-of the options that say where the coordinator is, and as whom it is spoken to (--config, --as, --context, --address and so on).
+Configuration: flags, then MYCORA_* in the environment, then the profile, a file that `mycora up` writes. `mycora help connection` \
+lists the options that select the coordinator and your identity (--config, --as, --context, --address and so on).
 
-Exit codes: 0 done, or the flow finished; 1 the flow failed, was cancelled or did not end in time, or what was \
-asked for does not exist or was refused; 2 wrong usage or invalid input; 3 the coordinator cannot be reached or started, or this \
-identity is not allowed; 130 interrupted, which leaves the flow running.";
+Exit codes: 0 done, or the flow finished; 1 the flow failed, was cancelled or did not end in time, or the \
+request was refused or names something that does not exist; 2 wrong usage or invalid input; 3 the coordinator cannot be \
+reached or started, or this identity is not allowed; 130 interrupted, which leaves the flow running.";
 
 /// The command line.
 #[derive(Debug, Parser)]
@@ -71,59 +71,59 @@ pub enum CliCommand {
         after_help = "Examples:\n  mycora up --data ./data --port 7700\n  mycora up --data ./data --detach"
     )]
     Up(Box<UpArgs>),
-    /// End what `mycora up` started, and wait until it has ended
+    /// Stop what `mycora up` started, and wait until it has ended
     #[command(after_help = down::AFTER_HELP)]
     Down(DownArgs),
     /// Show a real flow running through every service, and leave nothing behind
     #[command(after_help = "Example:\n  mycora demo --data ./demo")]
     Demo(DemoArgs),
-    /// Check, submit, watch, cancel and repeat flows, and look into them
+    /// Check, submit, watch, inspect, cancel and retry flows
     #[command(subcommand)]
     Flow(FlowCommand),
-    /// Run one job without a flow file; keep jobs for flows
+    /// Run one job without a flow file; store jobs for use in flows
     #[command(subcommand)]
     Job(JobCommand),
-    /// Put sagas in force, start them, watch and steer them, and look into them
+    /// Put sagas in force; start, watch, inspect and control their instances
     Saga(Box<SagaArgs>),
-    /// Make and change contexts; see who may do what in them, and who did
+    /// Create and change contexts; show roles and the audit log
     #[command(subcommand)]
     Context(ContextCommand),
-    /// Send, read and receive chat and mail; see what did not arrive
+    /// Send, read and receive chat and mail; list undeliverable messages
     #[command(subcommand)]
     Message(MessageCommand),
-    /// Register actors and their keys; show who somebody is, and where messages to it arrive
+    /// Register actors and their keys; show an actor's identity and where its messages are delivered
     #[command(subcommand)]
     Actor(ActorCommand),
-    /// Show how other machines are spoken to, and ask whether one is there
+    /// Show how the gateway reaches other machines, and ping one of them
     #[command(subcommand)]
     Gateway(GatewayCommand),
     /// Show and register where jobs can run
     #[command(subcommand)]
     Runner(RunnerCommand),
-    /// Look after a machine that runs jobs: what it does, emptying it, full logs
+    /// Operate a machine that runs jobs: status, drain, full logs
     #[command(subcommand)]
     Supervisor(SupervisorCommand),
-    /// Run, watch and stop single attempts at a machine, without a coordinator
+    /// Run, watch and stop single attempts directly on a machine, without a coordinator
     #[command(subcommand)]
     Attempt(AttemptCommand),
-    /// Make the first actor, context and runners of a suite of separate processes
+    /// Create the first actor, context and runners of a suite of separate processes
     #[command(
         after_help = "Example:\n  mycora bootstrap --admin pki/admin.pem --runner grpc://127.0.0.1:7706"
     )]
     Bootstrap(BootstrapArgs),
-    /// Make certificates for development
+    /// Create certificates for development
     #[command(subcommand)]
     Pki(PkiCommand),
-    /// Find out what is wrong here, and what to do about it
+    /// Diagnose this installation, and say how to fix what is wrong
     #[command(after_help = doctor::AFTER_HELP)]
     Doctor(DoctorArgs),
-    /// Make a bearer token, for grpcurl and other programs
+    /// Create a bearer token, for grpcurl and other programs
     #[command(after_help = token::AFTER_HELP)]
     Token(TokenArgs),
     /// Show how the coordinator is reached, and as whom
     #[command(after_help = connection::AFTER_HELP)]
     Connection,
-    /// Write what a shell needs to complete commands and flags
+    /// Print the completion script of a shell
     #[command(after_help = completions::AFTER_HELP)]
     Completions(CompletionsArgs),
 }
@@ -133,7 +133,7 @@ const CONNECTION_HELP: &str = "Connection options: mycora help connection";
 /// Commands that ask none.
 const ALONE: [&str; 6] = ["up", "down", "demo", "pki", "completions", "connection"];
 
-/// The command line as it is typed. Options of the connection are taken everywhere, and told of in one place.
+/// The command line as it is typed. Every command takes the connection options, but only one help page lists them.
 #[must_use]
 pub fn command() -> clap::Command {
     let is_of_connection = |arg: &clap::Arg| arg.get_help_heading() == Some("Connection");
@@ -144,7 +144,7 @@ pub fn command() -> clap::Command {
     command.mut_subcommands(|command| if asking(&command) { with_reference(command) } else { command })
 }
 
-/// Tells of the options, and goes on saying what the command is for.
+/// Adds the connection options to the help of this command, and keeps its description.
 fn with_connection(command: clap::Command) -> clap::Command {
     let about = command.get_about().cloned().unwrap_or_default();
     GlobalFlags::augment_args(command).about(about)
@@ -158,7 +158,7 @@ fn with_reference(command: clap::Command) -> clap::Command {
 
 /// Reads the arguments of the process, does what they say, and gives the exit code.
 ///
-/// What is wrong with the arguments themselves, `--help` and `--version` end the process here.
+/// Invalid arguments, `--help` and `--version` end the process here.
 #[must_use]
 pub fn main() -> ExitCode {
     let Cli { global, command } = match Cli::from_arg_matches(&command().get_matches()) {
@@ -166,7 +166,7 @@ pub fn main() -> ExitCode {
         Err(error) => error.exit(),
     };
     if matches!(command, CliCommand::Up(_) | CliCommand::Demo(_)) {
-        // These serve. What only asks others reports a panic and ends with it.
+        // These commands serve. A command that only calls others reports a panic and ends with it.
         service::abort_on_panic();
     }
     if global.raw {
@@ -286,7 +286,7 @@ mod tests {
         }
     }
 
-    /// A command with an argument of its own that has the name of one of everybody's would panic when it is used.
+    /// A command with an argument named like a global flag would panic when it is used.
     #[test]
     fn no_command_takes_the_name_of_a_flag_of_all() {
         let cli = Cli::command();
@@ -319,7 +319,7 @@ mod tests {
         }
         for flag in ["--as", "--context", "--config", "--address", "--ca", "--token-key", "--server-name"] {
             assert!(connection.contains(&format!("{flag} <")), "{connection}");
-            // Taken all the same, wherever it stands, also by the command that tells of them.
+            // The flag is accepted at any position, also by the command that lists it.
             let value = if flag == "--context" { "7" } else { "x" };
             for arguments in [["flow", "list", flag, value], ["flow", flag, value, "list"]] {
                 let matches = command().try_get_matches_from([&["mycora"][..], &arguments].concat());

@@ -38,7 +38,7 @@ const PATIENT_WAITS: [Duration; 9] = {
 const START_TIMEOUT: Duration = Duration::from_secs(120);
 /// How long one try to remove a context may take.
 const DELETE_CONTEXT_TIMEOUT: Duration = Duration::from_secs(60);
-/// A server that wants to be asked later than this is not waited for.
+/// Longest delay before a retry, as asked for by a server, that is still waited for.
 const WAIT_MAX: Duration = Duration::from_secs(5);
 /// Entries of one page where all pages are wanted.
 const PAGE_SIZE: u32 = 1000;
@@ -120,7 +120,7 @@ mod objects;
 pub(crate) mod sagas;
 
 impl Clients {
-    /// Prepares to call; connects with the first call. Has to be made within a runtime.
+    /// Prepares to call; connects with the first call. Must be called within a runtime.
     ///
     /// # Errors
     /// When an address or a certificate file cannot be used.
@@ -159,7 +159,7 @@ impl Clients {
         call!(self.flows, create_flow, request).await
     }
 
-    /// Adds nodes to a flow. Tried again for as long as a service may need to start anew: the same nodes
+    /// Adds nodes to a flow. Tried again for as long as a service may need to restart: the same nodes
     /// at the same place change nothing.
     pub async fn add_nodes(
         &self,
@@ -194,7 +194,7 @@ impl Clients {
         Ok(pages!(self.flows, list_flow_nodes, request, nodes, u32::MAX).0)
     }
 
-    /// Reads the nodes of a flow. Tried again for as long as a service may need to start anew.
+    /// Reads the nodes of a flow. Tried again for as long as a service may need to restart.
     pub async fn list_nodes_with_retry(
         &self,
         context_id: u32,
@@ -294,7 +294,7 @@ impl Clients {
         call!(self.contexts, get_context, v1::GetContextRequest { id }).await
     }
 
-    /// Removes a context. One try: what a further one says depends on what became of this.
+    /// Removes a context. One try: the answer to a second one depends on the outcome of the first.
     pub async fn delete_context(
         &self,
         request: &v1::DeleteContextRequest,
@@ -362,7 +362,7 @@ impl Clients {
         Ok(call!(client, get_supervisor, v1::GetSupervisorRequest {}).await?)
     }
 
-    /// Asks the supervisor why it takes no jobs: empty when it takes some, nothing when this identity is not told.
+    /// Asks the supervisor why it takes no jobs: empty when it takes some, `None` when this identity may not know.
     pub async fn intake_problem(&self) -> Result<Option<String>, CliError> {
         let client = self.supervisor.as_ref().map_err(Clone::clone)?;
         match call!(client, get_supervisor, v1::GetSupervisorRequest {}).await {
@@ -418,7 +418,7 @@ where
     repeat_while(waits, call, |_| true).await
 }
 
-/// Calls and calls again as [`repeat`] does, but not behind a deadline that was exceeded: whoever asks has waited long enough.
+/// Calls and calls again as [`repeat`] does, but not after an exceeded deadline: the caller has waited long enough.
 async fn repeat_in_time<T, F>(waits: &[Duration], call: impl FnMut() -> F) -> Result<T, ApiCallError>
 where
     F: Future<Output = Result<Response<T>, Status>>,

@@ -52,38 +52,38 @@ use crate::profile::{PROFILE_FILE, Profile, ProfileError, default_data_dir};
 /// Flags that every command understands.
 #[derive(Debug, Clone, Default, Args)]
 pub struct GlobalFlags {
-    /// How answers are written. `json` and `yaml` are one document on standard output
+    /// Output format. `json` and `yaml` write one document to standard output
     #[arg(long, global = true, value_enum, default_value_t, env = "MYCORA_OUTPUT", help_heading = "Output")]
     pub output: OutputFormat,
     /// Show no progress
     #[arg(long, short, global = true, help_heading = "Output")]
     pub quiet: bool,
-    /// Give a terminal every control character of scripts and strangers, instead of showing it as in \x1b. Pipes and
-    /// files get them always
+    /// Pass control characters from scripts and strangers to the terminal, instead of showing them as in \x1b. Pipes
+    /// and files always get them
     #[arg(long, global = true, help_heading = "Output")]
     pub raw: bool,
-    /// The context to work in. Else what the flow file says, else what the profile says
+    /// The context to work in [default: that of the flow file, else that of the profile]
     #[arg(long, global = true, value_name = "ID", env = "MYCORA_CONTEXT", value_parser = values::id, help_heading = "Connection")]
     pub context: Option<u32>,
     /// The profile, a TOML file [default: client.toml in the data directory]
     #[arg(long, global = true, value_name = "FILE", env = "MYCORA_CONFIG", help_heading = "Connection")]
     pub config: Option<PathBuf>,
-    /// Be who this profile of the file says, as in [profiles.admin]; `mycora up` makes `admin`
+    /// Use the named profile of the file, as in [profiles.admin]; `mycora up` creates `admin`
     #[arg(long = "as", global = true, value_name = "NAME", env = "MYCORA_AS", help_heading = "Connection")]
     pub profile: Option<String>,
-    /// Where the coordinator is, as https://host:port. Overrides the profile, as do the following
+    /// Address of the coordinator, as https://host:port. Overrides the profile, as do the following
     #[arg(long, global = true, value_name = "URL", env = "MYCORA_ADDRESS", help_heading = "Connection")]
     pub address: Option<String>,
     /// The certificate authority to trust, in PEM
     #[arg(long, global = true, value_name = "FILE", env = "MYCORA_CA", help_heading = "Connection")]
     pub ca: Option<PathBuf>,
-    /// The client certificate, in PEM. Its key is looked for beside it, as admin.key beside admin.pem, unless --key names it
+    /// The client certificate, in PEM. Its key is expected beside it, as admin.key beside admin.pem, unless --key names it
     #[arg(long, global = true, value_name = "FILE", env = "MYCORA_CERT", help_heading = "Connection")]
     pub cert: Option<PathBuf>,
     /// The private key of the client certificate, in PEM
     #[arg(long, global = true, value_name = "FILE", env = "MYCORA_KEY", help_heading = "Connection")]
     pub key: Option<PathBuf>,
-    /// Show tokens signed with this Ed25519 key instead of a certificate, as `signing_key` in the profile does
+    /// Authenticate with tokens signed by this Ed25519 key instead of a certificate, as `signing_key` in the profile does
     #[arg(
         long,
         global = true,
@@ -111,7 +111,7 @@ pub struct CliSession {
 }
 
 impl CliSession {
-    /// Finds the profile and prepares to call. Has to be made within a runtime.
+    /// Finds the profile and prepares to call. Must be called within a runtime.
     ///
     /// # Errors
     /// When there is no profile, or it cannot be used.
@@ -175,7 +175,7 @@ fn find_profile(global: &GlobalFlags) -> Result<Profile, CliError> {
     find_profile_unless(global, global.address.is_some())
 }
 
-/// The profile with what the flags say; where they are `enough`, none is needed.
+/// Finds the profile and applies the flags to it; if the flags are `enough`, no profile is needed.
 fn find_profile_unless(global: &GlobalFlags, enough: bool) -> Result<Profile, CliError> {
     let is_named = global.config.is_some();
     let mut profile = match Profile::load_as(&profile_path(global)?, global.profile.as_deref()) {

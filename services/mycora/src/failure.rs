@@ -6,17 +6,17 @@ use std::path::Path;
 use rpc::{ErrorView, RetryAdvice, RpcReason};
 use tonic::{Code, Status};
 
-/// How errors of the way to a server begin.
+/// Prefix of errors that arise before a server is reached.
 const NOT_REACHED: &str = "cannot reach ";
 /// Error texts of a connection that the other side closed, or refused after the handshake: with TLS 1.3
 /// a server looks at the client's certificate when the client is done already.
 const CLOSED: [&str; 5] =
     ["connection closed", "connection reset", "Connection reset", "roken pipe", "received fatal alert"];
 /// Explanation of what such an end may mean.
-const REFUSED: &str = "the coordinator closed the connection: it may not accept the client's certificate, which is of \
-                       another authority or out of date, or it is ending";
+const REFUSED: &str = "the coordinator closed the connection: it may have rejected the client's certificate (issued by \
+                       another authority, or expired), or it is shutting down";
 
-/// Why somebody is not let in who showed nothing.
+/// Reason of a refusal for callers that presented no credentials.
 const IDENTITY_REQUIRED: &str = RpcReason::IdentityRequired.as_str();
 
 /// Command that gives an actor a role, as servers name it when they refuse a role that is too small.
@@ -24,19 +24,22 @@ const GIVES_A_ROLE: &str = "`mycora context update ";
 
 /// Advice on refusals about sagas, by their reason.
 const WAYS_OUT: [(RpcReason, &str); 13] = [
-    (RpcReason::TenantPaused, "`mycora saga resume-tenant` goes on with it"),
+    (RpcReason::TenantPaused, "resume it with `mycora saga resume-tenant`"),
     (RpcReason::SagaExists, "`mycora saga show SAGA CORRELATION` shows it"),
-    (RpcReason::PastPivot, "`mycora saga kill` ends it where it stands"),
-    (RpcReason::SagaPaused, "`mycora saga resume` goes on with it"),
-    (RpcReason::SagaStuck, "`mycora saga retry-step`, `skip-step` or `complete` goes on with it"),
-    (RpcReason::SagaNotStuck, "`mycora saga explain` says why it is where it is"),
-    (RpcReason::SagaParked, "`mycora saga letters list SAGA CORRELATION` lists what stands in front of it"),
-    (RpcReason::SagaNotRunning, "`mycora saga explain` says why it is where it is"),
-    (RpcReason::ManifestsRefused, "`mycora saga reload --dry-run` tells all problems"),
+    (RpcReason::PastPivot, "end it where it stands with `mycora saga kill`"),
+    (RpcReason::SagaPaused, "resume it with `mycora saga resume`"),
+    (RpcReason::SagaStuck, "continue it with `mycora saga retry-step`, `skip-step` or `complete`"),
+    (RpcReason::SagaNotStuck, "`mycora saga explain` shows its state and the reason for it"),
+    (
+        RpcReason::SagaParked,
+        "`mycora saga letters list SAGA CORRELATION` lists the dead letters that block it",
+    ),
+    (RpcReason::SagaNotRunning, "`mycora saga explain` shows its state and the reason for it"),
+    (RpcReason::ManifestsRefused, "`mycora saga reload --dry-run` lists all problems"),
     (RpcReason::EffectNotUnknown, "`mycora saga effect show COMMAND` shows where it stands"),
     (RpcReason::EffectNotOpen, "`mycora saga effect show COMMAND` shows where it stands"),
     (RpcReason::EffectNotWaiting, "`mycora saga effect show COMMAND` shows where it stands"),
-    (RpcReason::TokenRefused, "the token is the one that came with this call, and with no other"),
+    (RpcReason::TokenRefused, "use the token that was issued for this call; no other is accepted"),
 ];
 
 /// Why a command failed.
@@ -51,7 +54,7 @@ pub enum CliError {
     /// The coordinator cannot be reached, or this identity is not allowed.
     #[error("{0}")]
     Unreachable(String),
-    /// The coordinator closed the connection before it answered: it may not accept the client's certificate.
+    /// The coordinator closed the connection before it answered: it may have rejected the client's certificate.
     #[error("{0}\n{REFUSED}")]
     Closed(String),
     /// The user pressed Ctrl-C.
@@ -110,18 +113,19 @@ impl From<ApiCallError> for CliError {
             Code::Unavailable if CLOSED.iter().any(|closed| text.contains(closed)) => Self::Closed(text),
             Code::Unavailable | Code::DeadlineExceeded => {
                 let hint = if text.contains("certificate") {
-                    "the server was not made by the same certificate authority as the profile, or its \
-                     certificate is out of date; look at both with `mycora pki show`"
+                    "the server's certificate was issued by another authority than the profile's, or it has \
+                     expired; compare both with `mycora pki show`"
                 } else {
                     "is it running? Start one with `mycora up`, or name another profile with --config or \
                      MYCORA_CONFIG"
                 };
                 Self::Unreachable(format!("{text}\n{hint}"))
             }
-            // Something was shown, and not believed.
+            // Credentials were presented and rejected.
             Code::Unauthenticated if !view.reason.is_empty() && view.reason != IDENTITY_REQUIRED => {
                 Self::Unreachable(format!(
-                    "{text}\n`mycora doctor` looks at the profile's certificate and key, and at what they are taken for"
+                    "{text}\nrun `mycora doctor`: it checks the profile's certificate and key, and which identity the coordinator \
+                     derives from them"
                 ))
             }
             Code::Unauthenticated => Self::Unreachable(format!(
@@ -130,12 +134,13 @@ impl From<ApiCallError> for CliError {
             )),
             // Another certificate would not help.
             Code::PermissionDenied if way_out(&view).is_some() => Self::Unreachable(with_way_out(&view)),
-            // It says how the role is given.
+            // The message already names the command that grants the role.
             Code::PermissionDenied if text.contains(GIVES_A_ROLE) => Self::Unreachable(text),
             Code::PermissionDenied => Self::Unreachable(format!(
-                "{text}\nuse the certificate of an identity that may; `mycora pki show FILE` tells whose one is"
+                "{text}\nuse the certificate of an identity that may do this; `mycora pki show FILE` shows whose a \
+                 certificate is"
             )),
-            // The flow was found, and whoever asks has a role.
+            // The flow was found, and the caller has a role in its context: only the job is missing.
             Code::NotFound if view.metadata.contains_key("job") => {
                 Self::Failed(format!("{text}\n`mycora flow jobs ID` lists the jobs of a flow"))
             }
@@ -204,7 +209,7 @@ mod tests {
             CliError::from(ApiCallError::from(Status::from(rpc::Error::new(kind, reason, "no"))))
         };
         let paused = refused(rpc::ErrorKind::FailedPrecondition, RpcReason::SagaPaused);
-        assert_eq!(paused, CliError::Failed("no\n`mycora saga resume` goes on with it".into()));
+        assert_eq!(paused, CliError::Failed("no\nresume it with `mycora saga resume`".into()));
         let token = refused(rpc::ErrorKind::PermissionDenied, RpcReason::TokenRefused);
         assert_eq!(token.exit_code(), 3);
         assert!(!token.to_string().contains("certificate"), "{token}");

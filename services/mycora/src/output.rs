@@ -1,7 +1,7 @@
 //! Answers and progress, for people and for programs.
 //!
-//! What was asked for goes to standard output. Everything else, progress
-//! above all, goes to standard error, so that a program reads one document.
+//! The answer goes to standard output. Everything else, progress above all,
+//! goes to standard error, so that a program reads one document.
 
 pub mod attempt;
 pub mod json;
@@ -67,7 +67,7 @@ pub struct PageSummary<'a> {
     pub none: &'a str,
 }
 
-/// Writes a list as [`answer`] does. People are told when there is nothing, or more than was wanted.
+/// Writes a list as [`answer`] does. Prints a note for people when the list is empty, or there are more entries than requested.
 ///
 /// # Errors
 /// As [`print()`].
@@ -190,7 +190,7 @@ fn unwritable(error: impl std::fmt::Display) -> CliError {
     CliError::Failed(format!("the answer cannot be written: {error}"))
 }
 
-/// Writes a text to standard output. That nobody reads on is no failure.
+/// Writes a text to standard output. A closed pipe is no failure.
 ///
 /// # Errors
 /// When it cannot be written for another reason.
@@ -198,7 +198,7 @@ pub fn print(text: &str) -> Result<(), CliError> {
     print_bytes(text.as_bytes())
 }
 
-/// Writes a text to standard output that has to be read: without a reader it fails.
+/// Writes a text that must be read to standard output: a closed pipe is a failure.
 ///
 /// # Errors
 /// When it cannot be written.
@@ -216,12 +216,12 @@ pub fn print_bytes(bytes: &[u8]) -> Result<(), CliError> {
     written(StandardStream::Out.write(bytes))
 }
 
-/// A line of somebody else's, and what stands before it here.
+/// A line of foreign output, and the prefix that we print before it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PrefixedLine {
-    /// Ours, perhaps in color.
+    /// Our prefix, perhaps in color.
     pub prefix: String,
-    /// Theirs, with its line break.
+    /// Foreign line, with its line break.
     pub text: Vec<u8>,
 }
 
@@ -233,7 +233,7 @@ pub fn print_lines(lines: &[PrefixedLine]) -> Result<(), CliError> {
     written(StandardStream::Out.write_lines(lines))
 }
 
-/// Writes a line to standard error. Without a reader there is nobody to tell.
+/// Writes a line to standard error. A closed pipe is ignored.
 pub fn note(line: &str) {
     let _ = StandardStream::Err.write(format!("{line}\n").as_bytes());
 }
@@ -245,7 +245,7 @@ pub fn note_bytes(bytes: &[u8]) {
 
 /// Writes what was held back of either stream, before the process ends.
 pub fn finish() {
-    // Without a reader there is nobody to tell.
+    // A closed pipe is ignored.
     let _ = StandardStream::Out.finish().and_then(|()| StandardStream::Err.finish());
 }
 

@@ -94,7 +94,7 @@ pub struct Profile {
     /// The actor's Ed25519 key, in PEM. `mycora token` signs with it; where there is no certificate, every call does.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub signing_key: Option<PathBuf>,
-    /// For whom tokens are, when the certificate authority's certificate does not say it.
+    /// Audience of tokens, if the certificate authority's certificate does not name it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trust_domain: Option<String>,
     /// The context of commands and flow files that name none; 0: there is none.
@@ -103,13 +103,13 @@ pub struct Profile {
     /// In whose name flows are submitted, and whose the signing key is; 0: the certificate's actor.
     #[serde(skip_serializing_if = "is_zero")]
     pub actor: u32,
-    /// Tenant for commands about sagas that name none; absent: the context says it.
+    /// Tenant for commands about sagas that name none; absent: the context determines it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tenant: Option<String>,
     /// Addresses of single services, where they are separate processes.
     #[serde(skip_serializing_if = "ServiceAddresses::is_empty")]
     pub addresses: ServiceAddresses,
-    /// Other profiles by their names: what each says differently. Gone once one of them is chosen, or none.
+    /// Named profiles: the settings that each overrides. Empty once one of them, or none, was chosen.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub profiles: BTreeMap<String, Profile>,
 }
@@ -222,10 +222,10 @@ impl Profile {
         }
     }
 
-    /// Reads the profile of nobody in particular, as [`Profile::load_as`] does.
+    /// Reads the unnamed profile, as [`Profile::load_as`] does.
     ///
     /// # Errors
-    /// When it is not there, cannot be read, or says something else than a profile does.
+    /// When it is not there, cannot be read, or is not a valid profile.
     pub fn load(path: &Path) -> Result<Self, ProfileError> {
         Self::load_as(path, None)
     }
@@ -233,7 +233,7 @@ impl Profile {
     /// Reads a profile, or the one of that name in the same file, and makes its paths absolute: they are relative to the file.
     ///
     /// # Errors
-    /// When it is not there, cannot be read, says something else than a profile does, or has no profile of that name.
+    /// When it is not there, cannot be read, is not a valid profile, or has no profile of that name.
     pub fn load_as(path: &Path, name: Option<&str>) -> Result<Self, ProfileError> {
         let mut profile = Self::read(path)?.chosen(path, name)?;
         let failed = |source| ProfileError::Io { path: path.to_owned(), source };
@@ -245,7 +245,7 @@ impl Profile {
         Ok(profile)
     }
 
-    /// Reads everything that a file says, as it stands there.
+    /// Reads the whole file as it stands, with its named profiles.
     fn read(path: &Path) -> Result<Self, ProfileError> {
         let failed = |source| ProfileError::Io { path: path.to_owned(), source };
         // It names the authority to trust and the address to call.
@@ -284,7 +284,7 @@ impl Profile {
         Ok(())
     }
 
-    /// A way to the coordinator as a whole. Has to be made within a runtime.
+    /// Channel to the coordinator as a whole. Must be created within a runtime.
     ///
     /// # Errors
     /// When it has no address, or a certificate file cannot be used.
@@ -295,7 +295,7 @@ impl Profile {
         self.channel_at(address)
     }
 
-    /// A way to one service. Has to be made within a runtime.
+    /// Channel to one service. Must be created within a runtime.
     ///
     /// # Errors
     /// When neither it nor the coordinator as a whole has an address, or a certificate file cannot be used.
@@ -312,18 +312,19 @@ impl Profile {
     /// Returns the signer of tokens.
     ///
     /// # Errors
-    /// When it names no key or no actor, a file cannot be used, or nothing says for whom tokens are.
+    /// When it names no key or no actor, a file cannot be used, or the audience of tokens is not known.
     pub fn token_signer(&self) -> Result<TokenSigner, CliError> {
         let path = self.signing_key.as_deref().ok_or_else(|| {
             CliError::Invalid(
-                "no key is named that signs tokens; give --token-key FILE, or write `signing_key = \"FILE\"` into the \
+                "no signing key for tokens is named; give --token-key FILE, or write `signing_key = \"FILE\"` into the \
                  profile"
                     .to_owned(),
             )
         })?;
         if self.actor == 0 {
             return Err(CliError::Invalid(format!(
-                "nothing says whose key {} is; give --token-actor ID, or write `actor = ID` into the profile",
+                "the actor that owns the key {} is not named; give --token-actor ID, or write `actor = ID` into the \
+                 profile",
                 path.display()
             )));
         }
@@ -331,7 +332,7 @@ impl Profile {
         Ok(TokenSigner::new(key, ActorId(self.actor), self.trust_domain()?))
     }
 
-    /// The trust domain of the coordinator: as it stands here, else as the authority's certificate says.
+    /// The trust domain of the coordinator: from the profile, else from the authority's certificate.
     pub(crate) fn trust_domain(&self) -> Result<TrustDomain, CliError> {
         if let Some(text) = &self.trust_domain {
             return text.parse().map_err(|error| CliError::Invalid(format!("`trust_domain`: {error}")));
@@ -341,7 +342,7 @@ impl Profile {
             CertificateSummary::from_pem_file(ca).map_err(|error| CliError::Invalid(error_chain(&error)))?;
         summary.authority_of().ok_or_else(|| {
             CliError::Invalid(format!(
-                "{} does not say for which trust domain it speaks; write `trust_domain = \"NAME\"` into the profile",
+                "{} names no trust domain; write `trust_domain = \"NAME\"` into the profile",
                 ca.display()
             ))
         })
@@ -402,7 +403,7 @@ fn what_is_wrong(text: &str, error: &toml::de::Error) -> String {
     format!("line {line}, column {column}: {what}")
 }
 
-/// Where things are kept when nobody says: `$XDG_DATA_HOME/mycora`, else `~/.local/share/mycora`.
+/// Default data directory: `$XDG_DATA_HOME/mycora`, else `~/.local/share/mycora`.
 ///
 /// # Errors
 /// When the environment names no home directory.

@@ -36,7 +36,7 @@ impl TokenSigner {
         audience(&self.trust_domain)
     }
 
-    /// A token that nobody has seen, which counts from `now` on.
+    /// Signs a fresh token, valid from `now` on.
     #[must_use]
     pub fn sign(&self, now: Timestamp, holds: Duration) -> String {
         Token::sign(&self.key, &self.trust_domain, self.actor, now, holds)

@@ -50,7 +50,7 @@ use self::servers::BackingServers;
 use self::suite::Suite;
 use crate::profile::Profile;
 
-/// The port when nobody says.
+/// The default port.
 pub const PORT_DEFAULT: u16 = 7700;
 /// Where jobs run, within the data directory.
 pub(crate) const WORK_DIR: &str = "work";
@@ -63,7 +63,7 @@ const OPS_TOKEN: &str = "ops.token";
 /// The ops port lies this far above the port.
 pub const OPS_PORT_OFFSET: u16 = 100;
 
-/// Between these lies what the private Redis may use when nobody says.
+/// Bounds of the default memory limit of the private Redis.
 const REDIS_MEMORY_MIN: u64 = 256 * 1024 * 1024;
 const REDIS_MEMORY_MAX: u64 = 4 * 1024 * 1024 * 1024;
 
@@ -76,7 +76,7 @@ pub struct UpOptions {
     pub address: IpAddr,
     /// The port; `None` lets the system choose one, and one for operations.
     pub port: Option<u16>,
-    /// Where the sidecar of a mesh comes in, and what it is believed.
+    /// Address to which the sidecar of a mesh connects, and how far it is trusted.
     pub mesh: Option<(SocketAddr, MeshTrust)>,
     /// The daemon that leads to other machines.
     pub mycelium: MyceliumFlags,
@@ -98,7 +98,7 @@ pub struct UpOptions {
     pub served_by_others: Vec<ScriptType>,
     /// Queues that are shared with old workers and old dispatchers: a file of TOML tables.
     pub legacy: Option<PathBuf>,
-    /// Which addresses actors may give; `runners` are dialed whatever they say.
+    /// Which addresses actors may give; `runners` are always dialed.
     pub addresses: AddressRules,
     /// Policy of whose mail is accepted.
     pub mail: MailPolicy,
@@ -116,7 +116,7 @@ pub struct UpOptions {
     pub redis_memory: u64,
     /// How sagas are run; absent: not at all.
     pub saga: Option<SagaOptions>,
-    /// Say nothing of what happens on the way.
+    /// Print no progress.
     pub quiet: bool,
 }
 
@@ -167,7 +167,7 @@ pub fn redis_memory_default() -> u64 {
     memory_share(machine.as_deref().and_then(memory_of))
 }
 
-/// The machine's memory in bytes, as `/proc/meminfo` says it.
+/// The machine's memory in bytes, from `/proc/meminfo`.
 fn memory_of(meminfo: &str) -> Option<u64> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
@@ -177,7 +177,7 @@ fn memory_share(machine: Option<u64>) -> u64 {
     machine.map_or(REDIS_MEMORY_MIN, |bytes| (bytes / 4).clamp(REDIS_MEMORY_MIN, REDIS_MEMORY_MAX))
 }
 
-/// Says what happens on the way, unless it is to be quiet.
+/// Prints progress, unless quiet.
 #[derive(Debug, Clone, Copy)]
 pub struct UpReporter {
     quiet: bool,
@@ -226,7 +226,7 @@ impl AllInOneHandle {
         self.stop.clone()
     }
 
-    /// Waits until it ends: because it was asked to, or because something failed.
+    /// Waits until it ends: on request, or because something failed.
     ///
     /// # Errors
     /// What failed.
@@ -244,8 +244,8 @@ impl AllInOneHandle {
     }
 }
 
-/// The log of an all-in-one without a terminal, in a data directory that nobody else has. The directory is made when it
-/// is not there, and free again when this returns.
+/// The log of an all-in-one without a terminal, in a data directory that no other process uses. The directory is made when it
+/// is not there, and unlocked again when this returns.
 ///
 /// # Errors
 /// When another process has the directory, or it cannot be used.
@@ -262,11 +262,11 @@ pub fn log_file(data_dir: &Path) -> Result<(PathBuf, LogFile), UpError> {
 /// next start finds and stops.
 ///
 /// # Errors
-/// Says what is in the way: the directory is in use, a port is taken, there is
+/// Names the obstacle: the directory is in use, a port is taken, there is
 /// no `redis-server`, or no `nats-server` where sagas are to be run.
 pub async fn start(options: UpOptions) -> Result<AllInOneHandle, UpError> {
     let notice = UpReporter { quiet: options.quiet };
-    // What is not there, or wrong, is said before anything is made.
+    // Report missing or wrong settings before creating anything.
     options.saga.as_ref().map(SagaOptions::check).transpose()?;
     let nats = options.saga.as_ref().map(|saga| NatsPlan::of(&saga.nats)).transpose()?;
     let dir = Arc::new(DataDir::open(&options.data_dir)?);
@@ -308,7 +308,7 @@ pub async fn start(options: UpOptions) -> Result<AllInOneHandle, UpError> {
     Ok(AllInOneHandle { profile, banner, nats, stop, task })
 }
 
-/// Runs until asked to end, or until a part ends by itself; then ends the rest.
+/// Runs until stopped, or until a part ends by itself; then ends the rest.
 async fn supervise(
     dir: Arc<DataDir>,
     mut servers: BackingServers,
@@ -317,7 +317,7 @@ async fn supervise(
     notice: UpReporter,
 ) -> Result<(), UpError> {
     let result = tokio::select! {
-        // First: once the end was asked for, parts that end are no failure.
+        // First: once a stop was requested, parts that end are no failure.
         biased;
         () = stop.cancelled() => Ok(()),
         error = servers.wait_until_lost() => Err(error),
@@ -347,7 +347,7 @@ struct SuiteListeners {
     port: TcpListener,
     /// For operators.
     ops: TcpListener,
-    /// For the sidecar of a mesh, and what it is believed.
+    /// For the sidecar of a mesh, and how far it is trusted.
     mesh: Option<(TcpListener, MeshTrust)>,
 }
 

@@ -42,14 +42,14 @@ pub struct Deps<'a> {
     pub registry: ::rpc::Channel,
     /// The wall clock.
     pub clock: RouterClock,
-    /// Where its metrics are registered.
+    /// Registry for the router's metrics.
     pub metrics: &'a prometheus::Registry,
 }
 
 /// The service.
 pub struct App {
     name: String,
-    /// Storage as it says itself, and the way to it.
+    /// Readiness as storage reports it, and the channel to storage.
     storage_serves: (ReadinessCondition, ::rpc::Channel),
     readiness: Readiness,
     storage: MessageStoreClient,
@@ -124,7 +124,7 @@ impl App {
         self.readiness.clone()
     }
 
-    /// Works until `shutdown`. What is under way then is given to a router again by storage.
+    /// Runs until `shutdown`. Storage gives messages that are then still in flight to a router again.
     pub async fn run(self, shutdown: CancellationToken) {
         let Self {
             name,
@@ -153,7 +153,7 @@ impl App {
                 kept.collect()
             })
         };
-        // Ended with this future, also when it is dropped.
+        // The tasks end with this future, also when it is dropped.
         let mut tasks = JoinSet::new();
         tasks.spawn(driver.run(streams));
         tasks.spawn(serves.while_serves(way));

@@ -64,9 +64,9 @@ pub fn registry(channel: rpc::Channel) -> RouterRegistryClient {
 /// Pieces of output in one batch, at most.
 const LOGS_BATCH_MAX: usize = 500;
 
-/// Another router has our name when its streams end ours this often, each time at once.
+/// Number of streams in a row that end soon after they open, by which the router concludes that another one has its name.
 const EVICTIONS_MAX: u32 = 3;
-/// How long a router then leaves the name to the other one.
+/// Pause before a router claims its name again from another router that has it.
 const EVICTED_PAUSE: Duration = Duration::from_secs(60);
 
 /// Maps something that was received to an event.
@@ -82,7 +82,7 @@ pub(crate) struct StreamCallbacks<Req, Resp> {
     pub(crate) down: StreamEventMapper<()>,
 }
 
-/// Name that one stream at a time may use: a new stream ends the one before.
+/// Name that only one stream at a time may use: a new stream ends the previous one.
 pub(crate) struct ExclusiveRouterName {
     /// Name of the router.
     pub(crate) name: String,
@@ -92,14 +92,13 @@ pub(crate) struct ExclusiveRouterName {
 
 /// Keeps a stream open for ever, and reports its events to the driver. `first` goes out first each time.
 ///
-/// Outgoing messages are not bounded here: the driver only sends what others are owed, and their windows
-/// bound that.
+/// Outgoing messages are not bounded here: the windows of the receivers bound what the driver sends.
 pub(crate) async fn keep_stream_open<Req, Resp, Open, Opened>(
     name: &'static str,
     mut open: Open,
     first: Option<Req>,
     sole: Option<ExclusiveRouterName>,
-    told: StreamCallbacks<Req, Resp>,
+    callbacks: StreamCallbacks<Req, Resp>,
     events: mpsc::Sender<RouterEvent>,
 ) where
     Req: Clone,
@@ -112,18 +111,18 @@ pub(crate) async fn keep_stream_open<Req, Resp, Open, Opened>(
         let began = Instant::now();
         let (sender, outgoing) = mpsc::unbounded_channel();
         if let Some(first) = first.clone() {
-            // The receiving end is right here.
+            // Cannot fail: `outgoing` is still in scope.
             sender.send(first).ok();
         }
         let ended = match open(UnboundedReceiverStream::new(outgoing)).await {
             Err(status) => Err(status),
             Ok(incoming) => {
-                tracing::debug!(name, "a stream stands");
-                if events.send((told.up)(sender)).await.is_err() {
+                tracing::debug!(name, "a stream is open");
+                if events.send((callbacks.up)(sender)).await.is_err() {
                     return;
                 }
-                let ended = read(incoming.into_inner(), &told.item, &events).await;
-                if events.send((told.down)(())).await.is_err() {
+                let ended = read(incoming.into_inner(), &callbacks.item, &events).await;
+                if events.send((callbacks.down)(())).await.is_err() {
                     return;
                 }
                 ended
@@ -134,13 +133,16 @@ pub(crate) async fn keep_stream_open<Req, Resp, Open, Opened>(
             Err(status) => tracing::warn!(name, %status, "a stream was lost"),
         }
         backoff.reset_after(began.elapsed());
-        // A service that restarts ends a stream once, and then cannot be reached for a while.
+        // A restart is no eviction: the service ends a stream once, and then cannot be reached for a while.
         evictions =
             if ended.is_ok() && began.elapsed() < ExponentialBackoff::GOOD_AFTER { evictions + 1 } else { 0 };
         if let Some(ExclusiveRouterName { name: router, conflicts }) = &sole
             && evictions >= EVICTIONS_MAX
         {
-            tracing::error!(router, "another router seems to have the same name: give each one of its own");
+            tracing::error!(
+                router,
+                "another router seems to have the same name: give each router its own name"
+            );
             conflicts.inc();
             evictions = 0;
             tokio::time::sleep(EVICTED_PAUSE).await;
@@ -163,7 +165,7 @@ async fn read<Resp>(
     Ok(())
 }
 
-/// Takes messages of storage for ever, as the only router of its name.
+/// Takes messages from storage for ever, as the only router of its name.
 pub(crate) async fn run_storage_stream(
     client: MessageStoreClient,
     sole: ExclusiveRouterName,
@@ -174,13 +176,13 @@ pub(crate) async fn run_storage_stream(
         let mut client = client.clone();
         async move { client.take(outgoing).await }
     };
-    let told = StreamCallbacks {
+    let callbacks = StreamCallbacks {
         up: Box::new(RouterEvent::StorageUp),
         item: Box::new(|taken| RouterEvent::Input(Input::Taken(taken))),
         down: Box::new(|()| RouterEvent::StorageDown),
     };
-    keep_stream_open("storage", open, Some(TakeRequest { frame: Some(hello) }), Some(sole), told, events)
-        .await;
+    let hello = TakeRequest { frame: Some(hello) };
+    keep_stream_open("storage", open, Some(hello), Some(sole), callbacks, events).await;
 }
 
 /// Speaks with the gateway for ever.
@@ -189,12 +191,12 @@ pub(crate) async fn run_gateway_stream(client: GatewayClient, events: mpsc::Send
         let mut client = client.clone();
         async move { client.exchange(outgoing).await }
     };
-    let told = StreamCallbacks {
+    let callbacks = StreamCallbacks {
         up: Box::new(RouterEvent::GatewayUp),
-        item: Box::new(|said| RouterEvent::Input(Input::Gateway(said))),
+        item: Box::new(|message| RouterEvent::Input(Input::Gateway(message))),
         down: Box::new(|()| RouterEvent::GatewayDown),
     };
-    keep_stream_open("mycelium-gateway", open, None, None, told, events).await;
+    keep_stream_open("mycelium-gateway", open, None, None, callbacks, events).await;
 }
 
 /// Follows the registry's view for ever.
@@ -203,16 +205,16 @@ pub(crate) async fn run_registry_stream(client: RouterRegistryClient, events: mp
         let mut client = client.clone();
         async move { client.watch(WatchRequest {}).await }
     };
-    let told = StreamCallbacks {
+    let callbacks = StreamCallbacks {
         up: Box::new(|_| RouterEvent::RegistryUp),
         item: Box::new(|part| RouterEvent::Input(Input::Runners(part))),
         down: Box::new(|()| RouterEvent::RegistryDown),
     };
-    keep_stream_open("runner-registry", open, None, None, told, events).await;
+    keep_stream_open("runner-registry", open, None, None, callbacks, events).await;
 }
 
-/// Hands pieces of output to storage, in order, one batch after the other; a batch that failed is
-/// handed over again. Ends when the sender is gone.
+/// Hands pieces of output to storage, in order, one batch after the other; retries a batch that failed.
+/// Ends when the sender is gone.
 pub(crate) async fn keep_logs(
     mut client: MessageStoreClient,
     mut logs: mpsc::UnboundedReceiver<(GatewayEpoch, NumberedLog)>,
@@ -251,17 +253,17 @@ pub(crate) async fn keep_logs(
     }
 }
 
-/// Returns when the pieces are kept, or can never be.
+/// Stores pieces of output; returns once storage has kept them, or has rejected them permanently.
 async fn append(client: &mut MessageStoreClient, request: AppendLogsRequest) {
     let mut backoff = ExponentialBackoff::up_to(RECONNECT_MAX);
     while let Err(status) = client.append_logs(request.clone()).await {
         let lasting =
             matches!(status.code(), Code::InvalidArgument | Code::NotFound | Code::FailedPrecondition);
         if lasting {
-            tracing::warn!(%status, pieces = request.chunks.len(), "storage does not want pieces of output");
+            tracing::warn!(%status, pieces = request.chunks.len(), "storage rejected output; it is dropped");
             return;
         }
-        tracing::debug!(%status, "output could not be kept; it will be tried again");
+        tracing::debug!(%status, "output could not be stored; retrying");
         backoff.pause().await;
     }
 }

@@ -13,11 +13,11 @@ const NAME_CHARS_MAX: usize = 64;
 /// The router's own settings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
-    /// Name of the router: the same after a restart, different for each replica. Messages held when it died
-    /// are given back to the router of that name.
+    /// Name of the router: the same after a restart, different for each replica. Storage gives messages that the
+    /// router held when it died back to the router of that name.
     pub name: String,
-    /// A supervisor that cannot be reached for this long is given up: a context that it should forget counts
-    /// as forgotten, and an attempt that may have arrived there is reported as not delivered.
+    /// Time without contact after which the router gives up on a supervisor: a context that the supervisor should
+    /// forget counts as forgotten, and an attempt that may have arrived there is reported as not delivered.
     pub lost_after: Duration,
 }
 

@@ -1,4 +1,4 @@
-//! The loop: takes in what happened, as much as there is, and carries out what the core decides.
+//! Event loop of the router: feeds all events that are ready to the core, then carries out the effects.
 
 use std::collections::HashMap;
 use std::pin::pin;
@@ -15,7 +15,7 @@ use crate::submissions::RouterSubmission;
 use delivery::core::{Core, Effects, Input};
 use delivery::reports::GatewayEpoch;
 
-/// Events that may wait for the driver; beyond it the streams are held back.
+/// Events that may wait for the driver; when the channel is full, the streams are not read.
 pub(crate) const EVENTS_WAITING_MAX: usize = 1024;
 /// Events that are taken in before their effects are carried out together.
 const EVENTS_TOGETHER_MAX: usize = 256;
@@ -80,7 +80,7 @@ struct RouterConditions {
 }
 
 impl RouterDriver {
-    /// Works until the streams end, which are read here: what they bring passes no other task.
+    /// Runs until the streams end. The streams are read in this task, so their events need no hand-over between tasks.
     pub(crate) async fn run(mut self, streams: impl Stream<Item = RouterEvent>) {
         let mut events = Vec::with_capacity(EVENTS_TOGETHER_MAX);
         let mut streams = pin!(streams);
@@ -105,13 +105,13 @@ impl RouterDriver {
                     }
                     None => return,
                 },
-                // The tasks that tell it anything are gone: the router has ended.
+                // Every sender is gone: the router has ended.
                 count = self.events.recv_many(&mut events, EVENTS_TOGETHER_MAX) => if count == 0 { return },
                 () = timer => events.push(RouterEvent::Input(Input::Due)),
             }
             let (now, wall) = (Instant::now(), (self.clock)());
             for event in events.drain(..) {
-                // What was decided for the stream before must not go out on the next one.
+                // Effects decided for the previous stream must not go out on the next one.
                 if matches!(event, RouterEvent::GatewayUp(_) | RouterEvent::GatewayDown) {
                     self.links.carry_out(self.core.effects(now), &self.outlets);
                 }
@@ -137,7 +137,7 @@ impl RouterStreams {
         Self { storage: None, gateway: None, schedulers: HashMap::new(), needs }
     }
 
-    /// Notes which streams stand; gives what the core has to know.
+    /// Notes which streams are open; returns the input for the core, if there is one.
     fn note(&mut self, event: RouterEvent) -> Option<Input> {
         match event {
             RouterEvent::Input(input) => {
@@ -172,7 +172,7 @@ impl RouterStreams {
             RouterEvent::SchedulerDown(name) => {
                 self.schedulers.remove(&name);
                 if self.schedulers.is_empty() {
-                    self.needs.scheduler.unmet("none is spoken to");
+                    self.needs.scheduler.unmet("no scheduler is connected");
                 }
                 return Some(Input::SchedulerDown(name));
             }
@@ -182,8 +182,8 @@ impl RouterStreams {
         None
     }
 
-    /// Carries out effects. Those that cannot be sent now are repeated by their source: storage sends messages
-    /// and context drops that were not settled again; the core repeats reports.
+    /// Carries out effects. An effect that cannot be sent now is repeated by its source: storage resends messages
+    /// and context drops that were not settled; the core resends reports.
     fn carry_out(&self, effects: Effects, outlets: &EffectSenders) {
         use wire::exchange_request::Frame;
         let Effects {

@@ -2,12 +2,12 @@
 //!
 //! `libs/delivery` decides what happens to each message; this crate feeds it.
 //!
-//! - [`driver`]: the loop that feeds it and carries out its effects.
+//! - [`driver`]: the loop that feeds `libs/delivery` and carries out its effects.
 //! - [`clients`]: the streams to storage, gateway, registry and schedulers, each opened again when lost.
-//! - [`schedulers`]: one stream for each scheduler replica that lives.
-//! - [`submissions`]: asks schedulers to make flows of jobs that came as messages.
+//! - [`schedulers`]: one stream for each live scheduler replica.
+//! - [`submissions`]: asks schedulers to make flows of jobs that arrived as messages.
 //! - [`rpc`]: what actors may call.
-//! - [`app`]: puts it together.
+//! - [`app`]: puts the parts together.
 
 pub mod app;
 pub mod clients;

@@ -15,7 +15,7 @@ use delivery::log_reads::LOG_QUERIES_MAX;
 use delivery::reconcile::INQUIRIES_MAX;
 use delivery::send_queue::{LANE_MESSAGES_MAX, LANE_NODES_MAX, MESSAGES_MAX};
 
-/// Where the router finds what it needs.
+/// Command-line flags of the router.
 #[derive(Debug, clap::Args)]
 pub struct Flags {
     /// Name of this router: the same after a restart, different for each replica
@@ -40,7 +40,7 @@ pub struct Flags {
         default_value = "https://127.0.0.1:7705"
     )]
     mycelium_gateway: String,
-    /// A supervisor that cannot be reached for so many seconds is given up
+    /// Seconds without contact after which the router gives up on a supervisor
     #[arg(
         long,
         env = "MYCORA_LOST_AFTER",

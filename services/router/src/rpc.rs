@@ -1,5 +1,5 @@
-//! The gRPC side: what actors may call. Storage decides about permission and keeps everything; the router passes on
-//! who asks.
+//! The gRPC side: what actors may call. Storage checks permissions and keeps everything; the router passes on which actor
+//! calls.
 
 mod inbox;
 
@@ -110,7 +110,7 @@ impl MessageService for RouterRpc {
     ) -> Result<Response<Self::ReceiveMessagesStream>, Status> {
         let (receive, on_behalf_of) = request_and_actor(request)?;
         let (context, owner) = (ContextId(receive.context_id), receive.actor_id);
-        // The inboxes of others are for admins.
+        // Only admins may read the inboxes of other actors.
         let role = if [0, on_behalf_of].contains(&owner) { Role::Reader } else { Role::Admin };
         let only_present = receive.only_present;
         let watch = wire::WatchInboxRequest { receive: Some(receive), on_behalf_of };

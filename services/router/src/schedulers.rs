@@ -1,4 +1,4 @@
-//! One stream for each scheduler replica that lives: storage tells which do.
+//! One stream for each live scheduler replica, by the list that storage sends.
 
 use std::collections::HashMap;
 use std::pin::pin;
@@ -35,7 +35,7 @@ impl SchedulerStreams {
         Self { dial, kept: HashMap::new(), streams: FuturesUnordered::new() }
     }
 
-    /// Keeps a stream to each replica of storage's list, for ever. While that cannot be heard, the streams stay as they are.
+    /// Keeps a stream to each replica of storage's list, for ever. While the list cannot be read, the streams stay as they are.
     pub(crate) async fn follow(mut self, storage: MessageStoreClient, events: mpsc::Sender<RouterEvent>) {
         let mut lists = pin!(::rpc::producer_stream(1, |lists| watch_schedulers(storage, lists)));
         loop {
@@ -52,9 +52,9 @@ impl SchedulerStreams {
         };
         let gone = self.kept.extract_if(|name, kept| !lives(name, &kept.address));
         for (name, kept) in gone.collect::<Vec<_>>() {
-            // It says nothing more from here on.
+            // The aborted stream sends no `SchedulerDown`, so it is sent here.
             kept.stream.abort();
-            // The driver lives as long as this does.
+            // The driver lives as long as this task.
             events.send(RouterEvent::SchedulerDown(name)).await.ok();
         }
         let names = replicas.iter().map(|replica| replica.name.clone()).collect();
@@ -72,7 +72,7 @@ impl SchedulerStreams {
             Ok(channel) => channel,
             Err(error) => {
                 let SchedulerReplica { name, address } = replica;
-                tracing::error!(name, address, %error, "a scheduler cannot be spoken to");
+                tracing::error!(name, address, %error, "cannot dial a scheduler");
                 return;
             }
         };
@@ -82,35 +82,35 @@ impl SchedulerStreams {
             let mut client = client.clone();
             async move { client.report(outgoing).await }
         };
-        let [up, says, down] = [(); 3].map(|()| replica.name.clone());
-        let told = StreamCallbacks {
+        let [up, item, down] = [(); 3].map(|()| replica.name.clone());
+        let callbacks = StreamCallbacks {
             up: Box::new(move |sender| RouterEvent::SchedulerUp(up.clone(), sender, submitting.clone())),
-            item: Box::new(move |said| RouterEvent::Input(Input::Scheduler(says.clone(), said))),
+            item: Box::new(move |message| RouterEvent::Input(Input::Scheduler(item.clone(), message))),
             down: Box::new(move |()| RouterEvent::SchedulerDown(down.clone())),
         };
-        let keeping = keep_stream_open("scheduler", open, None, None, told, events.clone());
+        let keeping = keep_stream_open("scheduler", open, None, None, callbacks, events.clone());
         let (keeping, stream) = abortable(keeping.boxed());
         self.streams.push(keeping);
         self.kept.insert(replica.name, SchedulerStream { address: replica.address, stream });
     }
 }
 
-/// Hands on each list of replicas that storage tells, for ever.
+/// Hands on each list of replicas that storage sends, for ever.
 async fn watch_schedulers(mut storage: MessageStoreClient, to: mpsc::Sender<Vec<SchedulerReplica>>) {
     let mut backoff = ExponentialBackoff::up_to(RECONNECT_MAX);
     loop {
-        let hearing = async {
+        let reading = async {
             let mut lists = storage.watch_schedulers(WatchSchedulersRequest {}).await?.into_inner();
             while let Some(list) = lists.message().await? {
                 backoff.reset();
-                // The reader of the lists runs this future, so that it is there.
+                // Cannot fail: the reader of the lists polls this future, so it is still there.
                 to.send(list.replicas).await.ok();
             }
             Ok::<_, Status>(())
         };
-        match hearing.await {
+        match reading.await {
             Ok(()) => tracing::info!("storage ended its list of schedulers"),
-            Err(status) => tracing::warn!(%status, "the list of schedulers cannot be followed"),
+            Err(status) => tracing::warn!(%status, "the list of schedulers cannot be read; retrying"),
         }
         backoff.pause().await;
     }

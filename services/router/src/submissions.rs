@@ -1,4 +1,4 @@
-//! Jobs that come as a message become a flow: a scheduler is asked to make it.
+//! Submission of jobs that arrived as messages: a scheduler makes a flow of each.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ pub(crate) struct RouterSubmission {
     pub(crate) delivery: u64,
     /// Submission to send.
     pub(crate) request: Box<SubmitForRequest>,
-    /// Scheduler that is asked; none when no scheduler is there any more.
+    /// Scheduler to call; none when no scheduler is connected any more.
     pub(crate) client: Option<SchedulerClient>,
 }
 
@@ -37,7 +37,7 @@ pub(crate) async fn submit_all(
         let events = events.clone();
         tasks.spawn(async move {
             let outcome = submit(*request, client).await;
-            // The driver lives as long as this does.
+            // The driver lives as long as this task.
             events.send(RouterEvent::Input(Input::Submitted(delivery, outcome))).await.ok();
         });
         while tasks.try_join_next().is_some() {}
@@ -45,7 +45,9 @@ pub(crate) async fn submit_all(
 }
 
 async fn submit(request: SubmitForRequest, client: Option<SchedulerClient>) -> DeliveryResult {
-    let Some(mut client) = client else { return DeliveryResult::Failed("no scheduler is there".to_owned()) };
+    let Some(mut client) = client else {
+        return DeliveryResult::Failed("no scheduler is connected".to_owned());
+    };
     match tokio::time::timeout(TIMEOUT, client.submit_for(request)).await {
         Err(_) => DeliveryResult::Failed("the scheduler took too long".to_owned()),
         Ok(Ok(answer)) => DeliveryResult::Arrived(answer.into_inner().flow.map_or(0, |flow| flow.id)),
@@ -55,7 +57,7 @@ async fn submit(request: SubmitForRequest, client: Option<SchedulerClient>) -> D
                 "" => view.to_string(),
                 reason => format!("{reason}: {view}"),
             };
-            // What broke within the scheduler may have made the flow all the same: asked again, it says so.
+            // A scheduler that failed internally may have made the flow all the same; a retry then returns that flow.
             let broke = matches!(status.code(), Code::Internal | Code::Unknown | Code::Cancelled);
             match RetryAdvice::of(&status) {
                 RetryAdvice::Never if !broke => DeliveryResult::Refused(error),

@@ -1,4 +1,4 @@
-//! Puts the registry together, reads the records, and keeps the time.
+//! Puts the registry together, reads the records, and expires silent supervisors.
 
 use std::sync::Arc;
 
@@ -16,22 +16,22 @@ use crate::metrics::Metrics;
 use crate::rpc::RegistryRpc;
 use crate::view::RegistryView;
 
-/// Tells the time that people read.
+/// Wall clock.
 pub type RegistryClock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
 
 /// Dependencies of the registry.
 pub struct Deps<'a> {
-    /// A way to storage.
+    /// Channel to storage.
     pub storage: rpc::Channel,
     /// The wall clock.
     pub clock: RegistryClock,
-    /// Where its metrics are registered.
+    /// Registry for the registry's metrics.
     pub metrics: &'a prometheus::Registry,
 }
 
 /// Readiness conditions of the registry.
 struct RegistryConditions {
-    /// Storage, as it says itself.
+    /// Storage, by its own health report.
     storage: ReadinessCondition,
     /// The stream of all records.
     records: ReadinessCondition,
@@ -45,7 +45,7 @@ pub struct App {
     rpc: RegistryRpc,
     readiness: Readiness,
     needs: RegistryConditions,
-    /// Ends what others watch, and what gateways tell.
+    /// Ends the streams of watchers and gateways.
     stop: CancellationToken,
     directory: RemoteDirectory,
 }
@@ -85,7 +85,7 @@ impl App {
         self.directory.directory()
     }
 
-    /// Ready while storage serves, and the stream of its records stands and has told all of them.
+    /// Ready while storage serves, and the stream of its records is open and has sent all of them.
     #[must_use]
     pub fn readiness(&self) -> Readiness {
         self.readiness.clone()

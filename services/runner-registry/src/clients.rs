@@ -13,7 +13,7 @@ use service::ReadinessCondition;
 
 use crate::hub::RunnerHub;
 
-/// Maximum size of one response. A record may have been registered in a request of the largest size, and has its times
+/// Maximum size of one response. A record may have been registered with a request of maximum size, and its timestamps come
 /// on top of that.
 const MESSAGE_BYTES_MAX: usize = model::limits::GRPC_MESSAGE_BYTES_MAX + 64 * 1024;
 
@@ -28,7 +28,7 @@ pub fn runner_store(channel: rpc::Channel) -> RunnerStoreClient {
         .max_encoding_message_size(model::limits::GRPC_MESSAGE_BYTES_MAX)
 }
 
-/// Follows the records for ever, over every loss of the stream. `known` is met while the stream stands and all were told.
+/// Follows the records for ever, over every loss of the stream. `known` is met while the stream is open and its snapshot is complete.
 pub(crate) async fn follow_records(mut store: RunnerStoreClient, hub: RunnerHub, known: ReadinessCondition) {
     let mut backoff = ExponentialBackoff::up_to(RECONNECT_MAX);
     loop {
@@ -53,7 +53,7 @@ async fn read_records(
     backoff: &mut ExponentialBackoff,
 ) -> Result<(), tonic::Status> {
     let mut records = store.watch_runners(WatchRunnersRequest {}).await?.into_inner();
-    // What the snapshot names, until it is complete.
+    // Records in the snapshot, until it is complete.
     let mut named = Some(BTreeSet::new());
     while let Some(part) = records.message().await? {
         backoff.reset();
@@ -65,7 +65,7 @@ async fn read_records(
                 removed.push(key);
                 continue;
             }
-            // One that cannot be read is there all the same.
+            // A record that cannot be read exists all the same: it must not count as removed.
             if let Some(named) = &mut named {
                 named.insert(key);
             }

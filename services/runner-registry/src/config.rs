@@ -7,15 +7,15 @@ use model::limits;
 use crate::app::{App, Deps};
 use crate::error::Error;
 
-/// Longer than between two presences, and than the end of a job takes to be told.
+/// Longer than the interval between two presences, and than the report of a job's end takes.
 const LINGER: Duration = Duration::from_secs(60);
 
 /// The registry's own settings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
-    /// A supervisor that was not heard for this long is taken for dead.
+    /// Silence after which a supervisor counts as dead.
     pub dead_after: Duration,
-    /// A runner that was deleted is listened to until its supervisor had nothing to do for this long.
+    /// Time for which a deleted runner's supervisor must have had no work before the runner is removed from the view.
     pub linger: Duration,
 }
 

@@ -3,7 +3,7 @@
 /// Why the registry cannot be built.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A metric of the same name is there already.
+    /// A metric of the same name is registered already.
     #[error("the metrics cannot be registered")]
     Metrics(#[source] prometheus::Error),
 }

@@ -1,4 +1,4 @@
-//! The view shared by streams and calls, and who waits for its changes.
+//! The view shared by streams and calls, and the watchers of its changes.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -14,10 +14,10 @@ use crate::view::{ChangedRunners, RegistryView, RunnerRecordKey};
 /// Runners in one part of a snapshot or of changes, which ends at [`limits::PAGE_BYTES_MAX`] as well.
 pub const PART_LEN_MAX: usize = 200;
 
-/// Bytes that a part may add to those of its runners: their contexts, and the framing of the list.
+/// Bytes that a part may add to those of its runners: contexts and list framing.
 const PART_OVERHEAD_BYTES: usize = 16 * PART_LEN_MAX;
 
-/// A handle on the view. Clones are the same.
+/// Handle to the view. Clones share it.
 #[derive(Debug, Clone)]
 pub struct RunnerHub(Arc<RunnerHubInner>);
 
@@ -37,7 +37,7 @@ struct RunnerHubState {
     watchers: Vec<Weak<RunnerWatcher>>,
 }
 
-/// Backlog of one watcher: the changes that it has not been told yet. However slow the watcher, the backlog has
+/// Backlog of one watcher: the changes that it has not received yet. However slow the watcher, the backlog holds
 /// each runner at most once.
 #[derive(Debug, Default)]
 struct RunnerWatcher {
@@ -76,12 +76,12 @@ impl RunnerHub {
         self.0.rescheduled.notify_one();
     }
 
-    /// Records were removed.
+    /// Removes records.
     pub fn remove_records(&self, keys: &[RunnerRecordKey]) {
         self.change(|view| keys.iter().flat_map(|key| view.remove_record(*key)).collect());
     }
 
-    /// There are no other records than these.
+    /// Removes every record but these.
     pub fn retain_records(&self, kept: &BTreeSet<RunnerRecordKey>) {
         self.change(|view| view.retain_records(kept));
     }
@@ -97,7 +97,7 @@ impl RunnerHub {
         self.0.loaded.subscribe()
     }
 
-    /// A supervisor was heard, or is gone.
+    /// Notes a supervisor's presence, or that it is gone.
     pub fn put_presence(&self, now: Instant, seen: Timestamp, address: &str, presence: Option<Presence>) {
         self.0.metrics.presences.inc();
         self.change(|view| match presence {
@@ -107,7 +107,7 @@ impl RunnerHub {
         self.0.rescheduled.notify_one();
     }
 
-    /// Takes supervisors for dead when their time has come. Never ends.
+    /// Marks supervisors as dead at their deadlines. Never ends.
     pub async fn run_expiry(&self) {
         loop {
             let deadline = lock(&self.0.state).view.next_deadline();
@@ -124,7 +124,7 @@ impl RunnerHub {
         }
     }
 
-    /// Adds what is known to a record.
+    /// Adds the last presence of its supervisor to a record.
     #[must_use]
     pub fn describe(&self, runner: Runner) -> RunnerView {
         lock(&self.0.state).view.describe(runner)
@@ -166,7 +166,7 @@ pub struct RunnerSubscription {
 }
 
 impl RunnerSubscription {
-    /// The next part when there is something to tell now.
+    /// Returns the next part, if there are changes now.
     #[must_use]
     pub fn try_next(&self) -> Option<RunnerViewBatch> {
         let state = lock(&self.hub.0.state);
@@ -185,9 +185,9 @@ impl RunnerSubscription {
                         bytes += size;
                         part.runners.push((key.0, view));
                     } else {
-                        // Its record is from before there were limits. Others must not miss theirs for it.
+                        // The record predates the size limits. Other runners must still be sent.
                         let (context, runner) = key;
-                        tracing::error!(%context, %runner, size, "a runner is too large to be told of");
+                        tracing::error!(%context, %runner, size, "a runner is too large to be sent");
                     }
                 }
                 None => part.gone.push(key),

@@ -1,9 +1,9 @@
 //! The runner registry: where jobs can run, and which of these places are alive.
 //!
-//! - [`view`]: what is known, and how it changes; pure.
-//! - [`hub`]: the view shared by streams and calls, and who waits for its changes.
-//! - [`app`]: puts it together; reads the records from storage, and keeps the time.
-//! - `rpc::watching`: tells actors of the runners of their contexts.
+//! - [`view`]: the runners with their supervisors' presences, and how they change; pure.
+//! - [`hub`]: the view shared by streams and calls, and the watchers of its changes.
+//! - [`app`]: puts the parts together; reads the records from storage, and expires silent supervisors.
+//! - `rpc::runner_watch`: streams the runners of a context to actors.
 //! - [`rpc`]: the gRPC side.
 
 pub mod app;

@@ -7,7 +7,7 @@ use prometheus::{IntCounter, IntGauge, Registry};
 pub struct Metrics {
     /// Runner records.
     pub runners: IntGauge,
-    /// Those of them whose supervisor is alive.
+    /// Runner records whose supervisor is alive.
     pub live: IntGauge,
     /// Presences that were reported.
     pub presences: IntCounter,
@@ -19,7 +19,7 @@ impl Metrics {
     /// Registers them.
     ///
     /// # Errors
-    /// When one of that name is there already.
+    /// When a metric of that name is registered already.
     pub fn new(registry: &Registry) -> prometheus::Result<Self> {
         let metrics = Self {
             runners: IntGauge::new("mycora_registry_runners", "Runner records.")?,

@@ -11,7 +11,7 @@ use crate::config::Config;
 use crate::hub::PART_LEN_MAX;
 use crate::rpc::policy;
 
-/// Where the registry finds what it needs.
+/// Command-line flags of the registry.
 #[derive(Debug, clap::Args)]
 pub struct Flags {
     /// The storage service

@@ -30,7 +30,7 @@ use runner_watch::{RunnerWatchScope, draining};
 /// Methods that actors may call.
 pub const PUBLIC_POLICY: PolicyTable<'static> = &[("/mycora.v1.RunnerService/*", &[Allow::AnyActor])];
 
-/// Methods that change where jobs run: each takes a token once only.
+/// Methods that change where jobs run: each accepts a token only once.
 pub const ADMINISTRATIVE: &[&str] = &[
     "/mycora.v1.RunnerService/RegisterRunner",
     "/mycora.v1.RunnerService/UpdateRunner",
@@ -58,7 +58,7 @@ pub const INTERNAL_POLICY: PolicyTable<'static> = &[
 /// Parts of a stream that may wait for a slow reader.
 const STREAM_BUFFER: usize = 4;
 
-/// Everything that this service may be called for.
+/// Policy of all methods of this service.
 ///
 /// # Panics
 /// Never: the tables are well-formed, which a test checks.
@@ -99,14 +99,14 @@ impl RegistryRpc {
         mount.service(server.max_encoding_message_size(limits::GRPC_MESSAGE_BYTES_MAX))
     }
 
-    /// Has storage change a record, and gives it with what is known.
+    /// Has storage change a record, and returns the record with its supervisor's last presence.
     async fn change(&self, context: ContextId, change: Change, actor: ActorId) -> Result<v1::Runner, Status> {
         let request = internal::ChangeRunnerRequest { change: Some(change), on_behalf_of: actor.0 };
         let answer = self.store.clone().change_runner(request).await.map_err(forward_status)?.into_inner();
         self.kept(context, answer.runner)
     }
 
-    /// Takes over a record that storage has just stored: the watch of storage will bring it as well, but the caller must
+    /// Takes over a record that storage has just stored. The watch of storage brings it as well, but the caller should
     /// not have to wait for that.
     fn kept(&self, context: ContextId, record: Option<v1::Runner>) -> Result<v1::Runner, Status> {
         let record = record.ok_or_else(|| Error::internal("storage answered without the runner"))?;
@@ -115,7 +115,7 @@ impl RegistryRpc {
         Ok(convert::runner::to_wire(&self.hub.describe(runner)))
     }
 
-    /// A record with what is known of its supervisor.
+    /// Returns a record with its supervisor's last presence.
     fn described(&self, record: v1::Runner) -> Result<v1::Runner, Status> {
         let runner = convert::runner::from_wire(record).map_err(Error::internal)?.runner;
         Ok(convert::runner::to_wire(&self.hub.describe(runner)))
@@ -210,7 +210,7 @@ impl RunnerService for RegistryRpc {
         let v1::ListRunnersRequest { context_id, page_size, page_token } = request;
         let mut ask =
             internal::ReadRunnersRequest { context_id, on_behalf_of: actor.0, page_size, page_token };
-        // What is known of supervisors comes on top of the records, so that fewer of them may make a page.
+        // Presences add to the size of the records, so fewer records may fit into a page.
         loop {
             let answer =
                 self.store.clone().read_runners(ask.clone()).await.map_err(forward_status)?.into_inner();
@@ -220,7 +220,7 @@ impl RunnerService for RegistryRpc {
             if runners.len() == count {
                 return Ok(Response::new(v1::ListRunnersResponse { runners, next_page_token }));
             }
-            // For the token that goes on after the last of them.
+            // Reads again, for the page token that continues after the last of these.
             ask.page_size = u32::try_from(runners.len()).unwrap_or(limits::PAGE_SIZE_MAX);
         }
     }
@@ -239,7 +239,7 @@ impl RegistryViewService for RegistryRpc {
             tokio::select! {
                 () = closed.closed() => {}
                 () = send_changes(&hub, &sender) => {}
-                () = stop.cancelled() => tell_draining(&sender),
+                () = stop.cancelled() => send_draining(&sender),
             }
         });
         Ok(Response::new(ReceiverStream::new(stream)))
@@ -250,13 +250,13 @@ impl RegistryViewService for RegistryRpc {
         request: Request<Streaming<internal::ReportPresenceRequest>>,
     ) -> Result<Response<Self::ReportPresenceStream>, Status> {
         let mut incoming = request.into_inner();
-        // Nothing is said: that the stream stands is the answer.
+        // Carries no responses: the open stream itself is the answer.
         let (sender, stream) = mpsc::channel(1);
         let this = self.clone();
         tokio::spawn(async move {
             let reading = async {
-                while let Some(said) = incoming.message().await? {
-                    this.heard(&said);
+                while let Some(report) = incoming.message().await? {
+                    this.note_presence(&report);
                 }
                 Ok::<_, Status>(())
             };
@@ -265,31 +265,31 @@ impl RegistryViewService for RegistryRpc {
                     tracing::info!(%status, "a gateway's stream of presences ended");
                 },
                 () = sender.closed() => {}
-                () = this.stop.cancelled() => tell_draining(&sender),
+                () = this.stop.cancelled() => send_draining(&sender),
             }
         });
         Ok(Response::new(ReceiverStream::new(stream)))
     }
 }
 
-/// Tells a service that its stream ends with the registry. One that does not read does not need the reason.
-fn tell_draining<T>(sender: &mpsc::Sender<Result<T, Status>>) {
+/// Tells a service that its stream ends with the registry. A service that does not read does not need the reason.
+fn send_draining<T>(sender: &mpsc::Sender<Result<T, Status>>) {
     let _ = sender.try_send(Err(draining().into()));
 }
 
 impl RegistryRpc {
-    fn heard(&self, said: &internal::ReportPresenceRequest) {
-        let internal::ReportPresenceRequest { address, presence_json } = said;
+    fn note_presence(&self, report: &internal::ReportPresenceRequest) {
+        let internal::ReportPresenceRequest { address, presence_json } = report;
         let presence = if presence_json.is_empty() {
             None
         } else {
             let read = serde_json::from_slice::<Presence>(presence_json).map_err(|error| error.to_string());
-            // Gateways look at it as well; what goes on to all others depends on no one gateway.
+            // Gateways check it as well; the registry must not depend on any one of them for what it passes on.
             let checked = |presence: &Presence| presence.check().map_err(|error| error.to_string());
             match read.and_then(|presence| checked(&presence).map(|()| presence)) {
                 Ok(presence) => Some(presence),
                 Err(error) => {
-                    tracing::warn!(error, address, "a presence cannot be taken");
+                    tracing::warn!(error, address, "an invalid presence is ignored");
                     return;
                 }
             }

@@ -13,29 +13,29 @@ pub type RunnerRecordKey = (ContextId, RunnerId);
 /// Runners that look different after a change.
 pub type ChangedRunners = BTreeSet<RunnerRecordKey>;
 
-/// The whole view. What is heard of an address counts for every record that names it.
+/// The whole view. A presence from an address counts for every record that names this address.
 #[derive(Debug)]
 pub struct RegistryView {
     dead_after: Duration,
-    /// How long a runner that was deleted is kept after its supervisor was heard to have something to do.
+    /// How long a deleted runner is kept after its supervisor last reported work.
     linger: Duration,
-    /// Until when runners are kept that were deleted.
+    /// When each deleted runner is removed from the view.
     leaving: BTreeMap<RunnerRecordKey, Instant>,
     records: BTreeMap<RunnerRecordKey, Runner>,
     by_address: HashMap<String, BTreeSet<RunnerRecordKey>>,
-    heard: HashMap<String, SupervisorLiveness>,
+    supervisors: HashMap<String, SupervisorLiveness>,
 }
 
 #[derive(Debug)]
 struct SupervisorLiveness {
     presence: Presence,
     seen: Timestamp,
-    /// Absent when the supervisor is taken for dead.
+    /// Absent when the supervisor counts as dead.
     alive_until: Option<Instant>,
 }
 
 impl RegistryView {
-    /// Knows nothing yet.
+    /// Creates an empty view.
     #[must_use]
     pub fn new(dead_after: Duration, linger: Duration) -> Self {
         Self {
@@ -44,11 +44,11 @@ impl RegistryView {
             leaving: BTreeMap::new(),
             records: BTreeMap::new(),
             by_address: HashMap::new(),
-            heard: HashMap::new(),
+            supervisors: HashMap::new(),
         }
     }
 
-    /// Takes over a record that is new or has changed. One that was deleted is kept until what runs there has ended.
+    /// Takes over a record that is new or has changed. A deleted record is kept until the jobs on its supervisor have ended.
     pub fn put_record(&mut self, now: Instant, context: ContextId, runner: Runner) -> ChangedRunners {
         let key = (context, runner.id);
         let address = runner.address.to_string();
@@ -64,7 +64,7 @@ impl RegistryView {
         ChangedRunners::from([key])
     }
 
-    /// A record was removed.
+    /// Removes a record.
     pub fn remove_record(&mut self, key: RunnerRecordKey) -> ChangedRunners {
         self.leaving.remove(&key);
         let Some(before) = self.records.remove(&key) else { return ChangedRunners::new() };
@@ -89,7 +89,7 @@ impl RegistryView {
         }
     }
 
-    /// A supervisor was heard.
+    /// Notes a supervisor's presence.
     pub fn put_presence(
         &mut self,
         now: Instant,
@@ -103,57 +103,60 @@ impl RegistryView {
                 self.leaving.entry(key).and_modify(|until| *until = now + self.linger);
             }
         }
-        let before = self.heard.get(address);
-        let same = before.is_some_and(|heard| heard.alive_until.is_some() && heard.presence == presence);
-        self.heard.insert(address.to_owned(), SupervisorLiveness { presence, seen, alive_until });
+        let before = self.supervisors.get(address);
+        let same =
+            before.is_some_and(|liveness| liveness.alive_until.is_some() && liveness.presence == presence);
+        self.supervisors.insert(address.to_owned(), SupervisorLiveness { presence, seen, alive_until });
         if same { ChangedRunners::new() } else { self.at(address) }
     }
 
-    /// A supervisor is known to be gone.
+    /// Marks a supervisor as gone.
     pub fn mark_gone(&mut self, address: &str) -> ChangedRunners {
-        let was_alive = self.heard.get_mut(address).and_then(|heard| heard.alive_until.take()).is_some();
+        let was_alive =
+            self.supervisors.get_mut(address).and_then(|liveness| liveness.alive_until.take()).is_some();
         if was_alive { self.at(address) } else { ChangedRunners::new() }
     }
 
-    /// Takes those for dead that were not heard for too long, and lets go of those that were deleted and have nothing to
-    /// do.
+    /// Marks supervisors as dead that were silent for too long, and removes deleted runners whose supervisors have no
+    /// work.
     pub fn expire(&mut self, now: Instant) -> ChangedRunners {
         let left: Vec<RunnerRecordKey> =
             self.leaving.iter().filter(|(_, until)| **until <= now).map(|(key, _)| *key).collect();
         let mut changed: ChangedRunners = left.into_iter().flat_map(|key| self.remove_record(key)).collect();
-        for (address, heard) in &mut self.heard {
-            if heard.alive_until.is_some_and(|until| until <= now) {
-                heard.alive_until = None;
+        for (address, liveness) in &mut self.supervisors {
+            if liveness.alive_until.is_some_and(|until| until <= now) {
+                liveness.alive_until = None;
                 changed.extend(self.by_address.get(address).into_iter().flatten());
             }
         }
-        // What is dead and has no record is of no use to anybody.
-        self.heard
-            .retain(|address, heard| heard.alive_until.is_some() || self.by_address.contains_key(address));
+        // A dead supervisor without a record is never shown: its entry can go.
+        self.supervisors.retain(|address, liveness| {
+            liveness.alive_until.is_some() || self.by_address.contains_key(address)
+        });
         changed
     }
 
     /// When [`RegistryView::expire`] may have something to do next.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
-        let alive = self.heard.values().filter_map(|heard| heard.alive_until);
+        let alive = self.supervisors.values().filter_map(|liveness| liveness.alive_until);
         alive.chain(self.leaving.values().copied()).min()
     }
 
-    /// A record with what is known.
+    /// Returns a record with its supervisor's last presence.
     #[must_use]
     pub fn get(&self, key: RunnerRecordKey) -> Option<RunnerView> {
         self.records.get(&key).map(|runner| self.describe(runner.clone()))
     }
 
-    /// Adds what is known to a record.
+    /// Adds the last presence of its supervisor to a record.
     #[must_use]
     pub fn describe(&self, runner: Runner) -> RunnerView {
-        let heard = self.heard.get(&runner.address.to_string());
+        let liveness = self.supervisors.get(&runner.address.to_string());
         RunnerView {
-            presence: heard.map(|heard| heard.presence.clone()),
-            last_seen: heard.map(|heard| heard.seen),
-            live: heard.is_some_and(|heard| heard.alive_until.is_some()),
+            presence: liveness.map(|liveness| liveness.presence.clone()),
+            last_seen: liveness.map(|liveness| liveness.seen),
+            live: liveness.is_some_and(|liveness| liveness.alive_until.is_some()),
             runner,
         }
     }
@@ -167,7 +170,7 @@ impl RegistryView {
     /// How many records there are, and how many of them are alive.
     #[must_use]
     pub fn counts(&self) -> (usize, usize) {
-        let live = self.heard.iter().filter(|(_, heard)| heard.alive_until.is_some());
+        let live = self.supervisors.iter().filter(|(_, liveness)| liveness.alive_until.is_some());
         let live = live.filter_map(|(address, _)| self.by_address.get(address)).map(BTreeSet::len).sum();
         (self.records.len(), live)
     }

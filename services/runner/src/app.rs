@@ -53,8 +53,8 @@ pub enum RunnerStartError {
     /// Nothing can be started by way of the launcher.
     #[error("the launcher of scripts cannot be started")]
     Launcher(#[source] io::Error),
-    /// Less isolation stands here than was demanded.
-    #[error("isolation `{demanded}` is demanded and only `{level}` stands here: {why}")]
+    /// The machine supports less isolation than was demanded.
+    #[error("isolation `{demanded}` is demanded, and this machine supports only `{level}`: {why}")]
     Isolation {
         /// Level that was demanded.
         demanded: Isolation,
@@ -80,7 +80,7 @@ pub struct RunnerHandle {
     workers: JoinSet<Result<(), WorkerError>>,
     shutdown: Shutdown,
     isolation_support: IsolationSupport,
-    /// Looks at what contexts hold; dropped, it ends.
+    /// Tasks that watch the disk usage of contexts; they end when dropped.
     _looks: JoinSet<()>,
     /// Held until the last script is gone.
     _work_dir: RunnerWorkDir,
@@ -102,7 +102,7 @@ impl RunnerHandle {
     /// Waits until all instances have ended: because the shutdown began, or by themselves. Cancel safe.
     ///
     /// # Errors
-    /// Why one of them ended, when it was not asked to; the others are ended then as well.
+    /// Why an instance ended unexpectedly; the others are ended then as well.
     pub async fn ended(&mut self) -> Result<(), Failure> {
         while let Some(worker) = self.workers.join_next().await {
             let failure: Failure = match worker {
@@ -116,16 +116,16 @@ impl RunnerHandle {
         Ok(())
     }
 
-    /// Ends it: takes no more, lets what runs end until the deadline of its settings, kills the rest.
+    /// Ends the runner: takes no more jobs, lets running ones end until the configured deadline, kills the rest.
     pub async fn drain(mut self) {
         self.shutdown.begin();
         while let Err(error) = self.ended().await {
-            tracing::warn!(%error, "an instance did not end well");
+            tracing::warn!(%error, "an instance ended with an error");
         }
     }
 }
 
-/// Starts a runner: ends what an earlier one left in the work directory, finds the languages that this
+/// Starts a runner: ends processes that an earlier one left in the work directory, finds the languages that this
 /// machine has, joins with one instance for each, and works until the shutdown begins.
 ///
 /// # Errors
@@ -181,7 +181,7 @@ pub async fn start(
     })
 }
 
-/// Tries what executes each language, which takes some processes and some time.
+/// Tries the tools of each language, which takes some processes and some time.
 pub(crate) async fn find_runtimes(
     settings: &RunnerSettings,
     work_dir: &RunnerWorkDir,
@@ -195,13 +195,13 @@ pub(crate) async fn find_runtimes(
             RuntimeResources { root: &root, running: &running, isolator: &isolator, engines: &engines, warm };
         runtime::find(&tools, &types)
     });
-    // Should it panic, the types that were wanted are missing.
+    // After a panic, all wanted types count as missing.
     finding
         .await
         .unwrap_or_else(|_| AvailableRuntimes { runtimes: Vec::new(), missing: settings.types.clone() })
 }
 
-/// Opens the work directory, and ends what earlier runners left in it, before anybody is told that they are gone.
+/// Opens the work directory, and ends processes that earlier runners left in it, before these runners are reported as gone.
 pub(crate) async fn open(settings: &RunnerSettings) -> Result<RunnerWorkDir, RunnerStartError> {
     let RunnerSettings { work_dir: path, group, instance, .. } = settings.clone();
     let opening = tokio::task::spawn_blocking(move || {
@@ -231,8 +231,8 @@ fn about(settings: &RunnerSettings, isolator: &Isolator) -> InstanceDescriptor {
     }
 }
 
-/// Returns true if the process that holds an instance's name is known to be dead, which can be told only on this
-/// machine. This very process holds no name before it joins, so a holder with its pid is an earlier runner.
+/// Returns true if the process that holds an instance's name is known to be dead; only a process of this machine can be
+/// checked. This process holds no name before it joins, so a holder with its pid is an earlier runner.
 fn is_dead(holder: &PresenceRecord) -> bool {
     holder.hostname == processes::hostname()
         && (holder.pid == std::process::id()
@@ -264,7 +264,7 @@ impl service::App for RunnerApp {
     }
 
     async fn start(config: Self::Config, host: ServiceHost) -> Result<(), Failure> {
-        // Killing what is left and recording it needs some of the time itself.
+        // Killing the remaining jobs and recording their ends needs some of the time.
         let settings = config.settings(host.drain_deadline.saturating_sub(Duration::from_secs(2)));
         let kv = Kv::new(config.endpoint()?);
         let database = kv.endpoint().database();

@@ -25,7 +25,7 @@ use crate::process_wait::KilledProcesses;
 use crate::runtime::{ScriptEnd, ScriptJob, ScriptRuntime};
 use crate::workspace::{Workspace, runtime_error};
 
-/// The pauses between attempts to record an end, the first and the longest.
+/// Pauses between tries to record an end, the first and the longest.
 const RETRY: ExponentialBackoff =
     ExponentialBackoff::between(Duration::from_millis(100), Duration::from_secs(1));
 
@@ -39,14 +39,14 @@ pub(crate) struct AttemptContext<'a> {
     pub(crate) slot: Option<Arc<CgroupSlot>>,
     /// Session of the instance that runs the job.
     pub(crate) instance: &'a InstanceSession,
-    /// Executes it.
+    /// Runtime that executes the script.
     pub(crate) runtime: &'a dyn ScriptRuntime,
     /// Returns true if another job may follow in the slot.
     pub(crate) goes_on: &'a (dyn Fn() -> bool + Sync),
 }
 
-/// Runs a job to its end and records that. Returns when the end is recorded or no longer wanted; with the job that
-/// follows in its slot, if one was taken in the same turn.
+/// Runs a job to its end and records the end. Returns when the end is recorded or no longer wanted; with the job that
+/// follows in its slot, if one was taken in the same call.
 pub(crate) async fn run(
     context: AttemptContext<'_>,
     taken: ClaimedJob,
@@ -105,7 +105,7 @@ async fn execute(
     let owner = match owner {
         Ok(owner) => owner,
         Err(error) => {
-            let detail = format!("its context has no user to run as: {error}");
+            let detail = format!("no user can be assigned to its context: {error}");
             return failed(Reason::new(ReasonCode::IsolationUnavailable, detail));
         }
     };
@@ -156,7 +156,7 @@ async fn execute(
             };
             if execution.outputs.is_empty() {
                 if workspace.is_made() {
-                    // Nothing waits for the directory to be gone.
+                    // The end does not wait for the removal of the directory.
                     tokio::task::spawn_blocking(move || drop(workspace));
                 }
                 return ScriptOutcome::Succeeded { result, outputs: std::collections::BTreeMap::new() };
@@ -169,7 +169,7 @@ async fn execute(
     }
 }
 
-/// Returns the failure of a script that exited with 0, but left results or outputs that cannot be taken.
+/// Returns the failure of a script that exited with 0, but left invalid results or outputs.
 fn left_wrong(mut reason: Reason) -> ScriptOutcome {
     reason.detail.insert_str(0, "the script ended well, but ");
     ScriptOutcome::Failed { exit_code: Some(0), reason }
@@ -182,7 +182,7 @@ struct PreparedAttempt {
     inputs: String,
 }
 
-/// Returns true for an attempt whose script and inputs are at hand and take no time worth mentioning to prepare.
+/// Returns true for an attempt whose script and inputs are inline and quick to prepare.
 fn is_small(execution: &Execution) -> bool {
     const INPUTS_BYTES: usize = 16 * 1024;
     let inputs = execution.inputs.values().flatten();
@@ -208,7 +208,7 @@ fn prepare(
     Ok(PreparedAttempt { workspace, script, env, inputs })
 }
 
-/// Runs file work where it does not hold up other jobs.
+/// Runs file work on a blocking thread, where it does not hold up other jobs.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Reason> + Send + 'static,
 ) -> Result<T, Reason> {
@@ -235,7 +235,7 @@ fn ending(
         ended: Vec::new(),
         instance: Some(who),
         start_time: Some(started_at),
-        // The two clocks may be of two machines; a job never ends before it began.
+        // The two times may come from clocks of two machines; a job must not end before it began.
         end_time: Timestamp::now().max(started_at),
     };
     match done {
@@ -251,7 +251,7 @@ fn ending(
         }
         ScriptOutcome::NotRun(reason) => {
             if reason.code == ReasonCode::DiskFull {
-                // That is how its coordinator knows that it was no try.
+                // Without a start time the coordinator does not count the attempt as a try.
                 end.start_time = None;
             }
             end.reason = Some(reason);
@@ -267,8 +267,8 @@ fn ending(
                 end.reason = Some(Reason::new(ReasonCode::Drained, "the runner ended before the script did"));
             }
             Some(InterruptCause::Closed) => {
-                // Counts only where the store went back since, and has it run here again.
-                let detail = "the store of its supervisor went back while it ran, and it was ended";
+                // Matters only if the store has rolled back since, and counts the attempt as running again.
+                let detail = "the store of its supervisor rolled back while it ran, and it was ended";
                 end.outcome = Outcome::Lost;
                 end.reason = Some(Reason::new(ReasonCode::SupervisorLost, detail));
             }
@@ -278,10 +278,10 @@ fn ending(
     JobEndReport { job_key: execution.job_key, end, last_log: printed.last_log, output_tail: printed.tail }
 }
 
-/// Ends an attempt that has run here before, without running it again: its supervisor's store has lost what became of it.
+/// Ends an attempt that has run here before, without running it again: its supervisor's store has lost its end.
 pub(crate) async fn lose(instance: &InstanceSession, job_key: JobKey, started_at: Timestamp) {
     let detail =
-        "the store of its supervisor went back: this attempt had run before, and how it ended is lost";
+        "the store of its supervisor rolled back: this attempt had run before, and how it ended is lost";
     let end = AttemptEnd {
         instance: Some(instance.who().to_string()),
         start_time: Some(started_at),
@@ -295,7 +295,7 @@ pub(crate) async fn lose(instance: &InstanceSession, job_key: JobKey, started_at
     record(instance, &ending, &Interrupt::default(), &|| false).await;
 }
 
-/// Records the end, however long it takes: only then may the job be forgotten here. Takes the next one along at the first try, where
+/// Records the end, however long that takes: only then may the runner forget the job. The first try also takes the next job, if
 /// the slot `goes_on`.
 async fn record(
     instance: &InstanceSession,
@@ -317,12 +317,12 @@ async fn record(
                 return next;
             }
             Ok((JobRecordOutcome::Closed(status), next)) => {
-                tracing::info!(%key, ?status, "finished too late: it was ended elsewhere");
+                tracing::info!(%key, ?status, "the end came too late: the attempt was ended elsewhere");
                 return next;
             }
             Err(error) => {
                 if interrupt.cause() != Some(InterruptCause::Closed) {
-                    tracing::warn!(%key, %error, "an end waits to be recorded");
+                    tracing::warn!(%key, %error, "an end cannot be recorded yet; retrying");
                 }
                 backoff.pause().await;
             }

@@ -1,9 +1,9 @@
-//! Attempts that began on this machine lately, kept beside Redis: a store that went back hands out attempts that have run already,
-//! and none may run twice under one number; neither at another instance, nor at a runner that was started since.
+//! Journal of attempts that began on this machine recently, kept outside of Redis. A store that rolled back hands out attempts that
+//! have run already, and no attempt may run twice under one number, neither at another instance nor at a restarted runner.
 //!
-//! Each runner keeps a file of its own, `instances/<group>-<number>/begun`: how many attempts it has begun, and in a ring of
-//! [`RECORDS`] the last of them, each with its time. An attempt is written there before it begins, and what is new in the files of the others is
-//! read. What is written is in the kernel's hands, and survives the end of any process; that of the machine takes both with it.
+//! Each runner has its own file, `instances/<group>-<number>/begun`: the number of attempts that it has begun, and in a ring of
+//! [`RECORDS`] the last of them, each with its time. A runner writes an attempt there before it begins, and reads what is new in the
+//! files of the others. The writes are not synced: they survive the end of any process, but not a crash of the machine.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -18,29 +18,29 @@ use model::{BlobHash, JobKey, Timestamp};
 use queue::work_dir::{begun_path, instances_dir};
 use rustix::fs::FallocateFlags;
 
-/// Attempts that one file names: more than a runner can begin while a store that goes back loses changes.
+/// Attempts in one file: more than a runner can begin in the time whose changes a store rollback may lose.
 const RECORDS: u64 = 16_384;
 /// One attempt: 16 bytes of the hash of its key, and when it began, in milliseconds.
 const RECORD_BYTES: usize = 24;
-/// How many attempts were ever begun, before the records.
+/// Size of the header, which holds the total number of begun attempts.
 const HEADER_BYTES: usize = 8;
-/// A directory that has not changed for so long has the time of its last change.
+/// Age from which on a directory's modification time is reliable: a later change will have another time.
 const LISTING_AGE: Duration = Duration::from_secs(1);
-/// How long an attempt is remembered: an operator may run one again under its name, once it is forgotten everywhere.
+/// How long an attempt is remembered: an operator may run an attempt again under its name, once it is forgotten everywhere.
 const KEEP: Duration = Duration::from_secs(24 * 3600);
 
-/// The attempts that began on this machine. Clones are the same.
+/// The attempts that began on this machine. Clones share them.
 #[derive(Debug, Clone)]
 pub(crate) struct AttemptStartLog(Arc<Mutex<AttemptJournals>>);
 
 #[derive(Debug)]
 struct AttemptJournals {
-    /// Where the directories of all runners of this machine are.
+    /// Parent of the directories of all runners of this machine.
     instances: PathBuf,
     own: File,
-    /// How many the own file has, ever.
+    /// Number of attempts ever written to the own file.
     written: u64,
-    /// When the directory of all runners had changed last that was looked at; nothing when it has to be looked at again.
+    /// Modification time of `instances` when it was last listed; nothing when it must be listed again.
     listed: Option<SystemTime>,
     /// The files of all runners, by their directories.
     journals: HashMap<OsString, AttemptJournal>,
@@ -52,7 +52,7 @@ struct AttemptJournals {
 #[derive(Debug)]
 struct AttemptJournal {
     file: File,
-    /// Up to where it was read.
+    /// Number of records that were read.
     read: u64,
 }
 
@@ -60,12 +60,12 @@ impl AttemptStartLog {
     /// Opens the file of the runner that has this directory, and reads those of all runners. Blocks while it works.
     ///
     /// # Errors
-    /// When they cannot be read, or the own one cannot be written.
+    /// When a file cannot be read, or the own one cannot be written.
     pub(crate) fn open(root: &Path, own_dir: &Path) -> io::Result<Self> {
         let path = begun_path(own_dir);
         let own =
             OpenOptions::new().create(true).truncate(false).read(true).write(true).mode(0o600).open(path)?;
-        // Room for all of them where that can be had, so that a disk that has become full is in nobody's way.
+        // Reserves room for all records where possible, so that a full disk does not prevent attempts from being recorded.
         let bytes = HEADER_BYTES as u64 + RECORDS * RECORD_BYTES as u64;
         rustix::fs::fallocate(&own, FallocateFlags::empty(), 0, bytes).ok();
         let written = count(&own)?;
@@ -76,10 +76,10 @@ impl AttemptStartLog {
         Ok(Self(Arc::new(Mutex::new(journals))))
     }
 
-    /// Notes that an attempt begins now. Says whether it is the first time on this machine. Blocks while it works.
+    /// Notes that an attempt begins now. Returns true if it is the first time on this machine. Blocks.
     ///
     /// # Errors
-    /// When a file cannot be read or written: then it is not known.
+    /// When a file cannot be read or written: then it is unknown whether the attempt has begun before.
     pub(crate) fn begin(&self, key: JobKey, now: Timestamp) -> io::Result<bool> {
         let mut journals = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         journals.refresh()?;
@@ -93,24 +93,24 @@ impl AttemptStartLog {
 }
 
 impl AttemptJournals {
-    /// Takes in what all runners have begun since the last time. Files are kept open: one read of each is all, as long as
-    /// nobody has come or gone.
+    /// Reads the attempts that all runners have begun since the last call. Files are kept open: while no runner has come or
+    /// gone, this takes one read of each.
     fn refresh(&mut self) -> io::Result<()> {
         let most = 2 * usize::try_from(RECORDS).unwrap_or(usize::MAX) * (self.journals.len() + 1);
         if self.known.len() > most {
-            // What has left the rings is forgotten.
+            // Forgets attempts that have left the rings.
             self.known.clear();
             self.journals.values_mut().for_each(|journal| journal.read = 0);
         }
         let changed = fs::metadata(&self.instances)?.modified()?;
         if self.listed != Some(changed) {
-            // Clocks of file systems are coarse: somebody else may come in the same moment.
+            // Timestamps of file systems are coarse: another runner may come within the same tick.
             let is_over = changed.elapsed().is_ok_and(|age| age > LISTING_AGE);
             self.listed = (self.list()? && is_over).then_some(changed);
         }
         for AttemptJournal { file, read } in self.journals.values_mut() {
             let written = count(file)?;
-            // One that has fewer than before was made anew.
+            // A file with fewer records than before was created anew.
             let from = if *read > written { 0 } else { *read };
             for number in from.max(written.saturating_sub(RECORDS))..written {
                 let (attempt, began) = record(file, number)?;
@@ -121,7 +121,7 @@ impl AttemptJournals {
         Ok(())
     }
 
-    /// Opens the files of those that are there now. Says whether each of them has one.
+    /// Opens the files of all present runners. Returns true if each of them has one.
     fn list(&mut self) -> io::Result<bool> {
         let (mut journals, mut all) = (HashMap::new(), true);
         for instance in fs::read_dir(&self.instances)? {
@@ -136,7 +136,7 @@ impl AttemptJournals {
         Ok(all)
     }
 
-    /// The record first: what is counted is there.
+    /// Writes an attempt: the record before the count, so that every counted record is there.
     fn write(&mut self, name: u128, now: Timestamp) -> io::Result<()> {
         let mut bytes = [0; RECORD_BYTES];
         bytes[..16].copy_from_slice(&name.to_le_bytes());
@@ -158,7 +158,7 @@ fn place_of(number: u64) -> u64 {
     HEADER_BYTES as u64 + number % RECORDS * RECORD_BYTES as u64
 }
 
-/// How many attempts a file was ever given; 0 for one that was just made.
+/// Returns the number of attempts ever written to a file; 0 for one that was just made.
 fn count(file: &File) -> io::Result<u64> {
     let mut bytes = [0; HEADER_BYTES];
     match file.read_exact_at(&mut bytes, 0) {
@@ -203,7 +203,7 @@ mod tests {
         for runner in [&first, &other] {
             assert!(!runner.begin(key(0), NOW).expect("read") && !runner.begin(key(1), NOW).expect("read"));
         }
-        // A runner that was started since, and one that is new.
+        // A restarted runner, and a new one.
         drop(first);
         for runner in [open(dir.path(), "default-1"), open(dir.path(), "other-1")] {
             assert!(!runner.begin(key(0), NOW).expect("read") && !runner.begin(key(1), NOW).expect("read"));

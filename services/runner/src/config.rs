@@ -20,13 +20,13 @@ pub struct Config {
         value_parser = queue::parse_endpoint
     )]
     pub redis_url: kv::KvEndpoint,
-    /// File with the password for it, so that it stands in no URL
+    /// File with the password for Redis, so that the password is in no URL
     #[arg(long, env = "MYCORA_REDIS_PASSWORD_FILE", value_name = "FILE")]
     pub redis_password_file: Option<PathBuf>,
-    /// User for it, beside the password file
+    /// User for Redis, used together with the password file
     #[arg(long, env = "MYCORA_REDIS_USER", value_name = "NAME", requires = "redis_password_file")]
     pub redis_user: Option<String>,
-    /// Script types to execute; everything that the machine has the tools for unless named
+    /// Script types to execute [default: all types that the machine has the tools for]
     #[arg(long = "types", env = "MYCORA_TYPES", value_name = "TYPE", value_delimiter = ',')]
     pub types: Vec<ScriptType>,
     /// The group of this instance
@@ -47,10 +47,10 @@ pub struct Config {
     pub scripts: ScriptFlags,
 }
 
-/// How scripts are run, for whoever starts a runner.
+/// Flags on how scripts are run, shared by all programs that start a runner.
 #[derive(Debug, Clone, PartialEq, Eq, Args)]
 pub struct ScriptFlags {
-    /// Isolation that has to stand on this machine, else no job is taken and the start fails: basic, confined or contained
+    /// Isolation that this machine must support, or the start fails: basic, confined or contained
     #[arg(long, env = "MYCORA_ISOLATION", value_name = "LEVEL", default_value = "basic")]
     pub isolation: Isolation,
     /// Let scripts read this directory; may be repeated
@@ -65,7 +65,7 @@ pub struct ScriptFlags {
           value_parser = clap::value_parser!(u32).range(1000..=4_294_000_000))]
     pub uid_base: Option<u32>,
     /// Free bytes of the work directory's file system below which the job that holds the most is ended; below a quarter of them
-    /// nothing starts; 0: never [default: 1 GiB, or 5 % of a file system where that is less]
+    /// no job starts; 0 turns both off [default: 1 GiB, or 5 % of a file system where that is less]
     #[arg(long, env = "MYCORA_DISK_FLOOR", value_name = "BYTES")]
     pub disk_floor: Option<u64>,
     /// Keep python warm for each context, which takes some memory and saves most of the time of short jobs
@@ -105,12 +105,12 @@ pub struct RunnerSettings {
     pub scripts: ScriptFlags,
     /// Launcher that starts processes.
     pub launcher: SandboxLauncher,
-    /// The layers of isolation that are used where they stand. Tests take some away.
+    /// The layers of isolation to use where the machine supports them. Tests leave some out.
     pub layers: IsolationLayers,
 }
 
 impl RunnerSettings {
-    /// Works in this directory, with everything else as usual.
+    /// Creates settings with this work directory and defaults for everything else.
     #[must_use]
     pub fn new(work_dir: PathBuf) -> Self {
         Self {

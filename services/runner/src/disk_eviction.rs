@@ -1,8 +1,8 @@
-//! Keeps the disk of the scripts above its floor: below it, of all jobs of the machine the one ends that holds the most, one at a
-//! time until there is room.
+//! Keeps free space on the disk of the scripts above its floor: below it, the job that holds the most on the machine is ended, one
+//! job at a time until there is room.
 //!
-//! Each runner watches the same file system, measures its own jobs when that is low, and tells what the largest holds. The one
-//! whose job is the largest of all takes the lock of the work directory, ends it, and gives the lock back when the job is gone.
+//! Each runner watches the same file system, measures its own jobs when space is low, and reports the usage of the largest. The
+//! runner of the largest job takes the lock of the work directory, ends the job, and releases the lock when the job is gone.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -18,25 +18,26 @@ use service::FileLock;
 use crate::QUOTA_INTERVAL;
 use crate::disk_quota::{DiskQuotas, TOLD};
 
-/// The shortest pause between looks at what is free, close to the floor.
+/// Shortest pause between checks of the free space, close to the floor.
 const LOOK_MIN: Duration = Duration::from_millis(50);
 /// Longest pause below the floor, while no job can be ended.
 const LOW_LOOK_MAX: Duration = Duration::from_millis(500);
 /// Write rate of a disk in bytes per second, unless a faster one is measured: sets how often free space is checked.
 const BYTES_PER_SEC: u64 = 2 << 30;
-/// A job that holds less is not what the disk is full of: a part of the floor, at most so many bytes.
+/// Fraction of the floor (one over this number) that a job must hold to be worth ending: a smaller job did not fill the disk.
 const WORTH_PART: u64 = 64;
+/// Upper bound of that size, for large floors.
 const WORTH_BYTES_MAX: u64 = 16 << 20;
-/// How long other runners have to tell of their jobs.
-const TELL_WAIT: Duration = Duration::from_millis(300);
-/// The times of files may be behind the clock by as much.
+/// How long other runners have to report their jobs.
+const REPORT_WAIT: Duration = Duration::from_millis(300);
+/// Maximum lag of file timestamps behind the clock.
 const CLOCK: Duration = Duration::from_millis(20);
-/// How long a job that was ended may take to be gone before the next follows.
+/// How long an ended job may take to be gone before the next one is ended.
 const GONE_WAIT: Duration = Duration::from_secs(10);
-/// Where a runner tells what the largest of its jobs holds.
+/// Name of the file in which a runner reports the usage of its largest job.
 const LARGEST: &str = "largest";
 
-/// A job that may have to end. The greatest goes first: one that hides what it holds, then by bytes.
+/// A job that may have to end. The greatest goes first: jobs that hide their usage, then by bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub(crate) struct EvictionCandidate {
     /// True for a job that holds something that cannot be inspected.
@@ -56,13 +57,13 @@ impl EvictionCandidate {
 struct FreeSpaceTrend(Option<(Instant, u64)>);
 
 impl FreeSpaceTrend {
-    /// The pause before the next look, with so much above the floor now.
+    /// Returns the pause before the next check, with this much free space above the floor now.
     fn pause(&mut self, above: u64, now: Instant) -> Duration {
         let seen = self.0.replace((now, above)).map_or(0, |(then, before)| {
             let millis = u64::try_from(now.duration_since(then).as_millis()).unwrap_or(u64::MAX).max(1);
             before.saturating_sub(above).saturating_mul(1000) / millis
         });
-        // Twice what was seen: it may only have begun.
+        // Assumes twice the measured rate: the writing may have only just begun.
         let rate = seen.saturating_mul(2).max(BYTES_PER_SEC);
         let millis = above.saturating_mul(1000) / rate;
         Duration::from_millis(millis).clamp(LOOK_MIN, QUOTA_INTERVAL)
@@ -74,21 +75,21 @@ impl FreeSpaceTrend {
 enum EvictionOutcome {
     /// A job has ended.
     Ended,
-    /// None of this runner's had to, or none is worth it.
+    /// No job of this runner had to end, or none is large enough.
     Nothing,
 }
 
 impl DiskQuotas {
-    /// Watches what is free for ever, while there are jobs. The caller drops it to end it.
+    /// Watches the free space for ever, while there are jobs. The caller drops the future to end it.
     pub(crate) async fn watch_free_space(self) {
         let (mut pace, mut low_pause) = (FreeSpaceTrend::default(), LOOK_MIN);
-        // The lock's file is made while there is room for it.
+        // Creates the lock's file while there is room for it.
         drop(self.lock_relief());
         loop {
             if !self.has_jobs() {
-                self.tell_nothing();
+                self.remove_report();
                 self.some_jobs().await;
-                self.tell_largest(EvictionCandidate::default());
+                self.report_largest(EvictionCandidate::default());
             }
             let pause = match self.floors().check() {
                 Ok(DiskSpaceStatus::Enough(above)) => {
@@ -103,7 +104,7 @@ impl DiskQuotas {
                     low_pause
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "what is free on the disk of the scripts is not known");
+                    tracing::warn!(%error, "the free space on the disk of the scripts cannot be read");
                     QUOTA_INTERVAL
                 }
             };
@@ -111,12 +112,12 @@ impl DiskQuotas {
         }
     }
 
-    /// Ends the job that holds the most of all, when it is one of this runner.
+    /// Ends the job that holds the most on the machine, if it is a job of this runner.
     async fn relieve(&self, shortage: DiskShortage) -> EvictionOutcome {
         let (areas, began) = (self.clone(), SystemTime::now());
         let measured = tokio::task::spawn_blocking(move || areas.measure()).await;
         let largest = measured.ok().flatten();
-        self.tell_largest(largest.map_or_else(EvictionCandidate::default, |(candidate, _)| candidate));
+        self.report_largest(largest.map_or_else(EvictionCandidate::default, |(candidate, _)| candidate));
         let worth =
             FileSystemSpace::of(self.root()).map_or(0, |space| self.floors().bytes(space) / WORTH_PART);
         let Some((candidate, key)) =
@@ -124,12 +125,12 @@ impl DiskQuotas {
         else {
             return EvictionOutcome::Nothing;
         };
-        // Whoever has it is making room already.
+        // The holder of the lock is making room already.
         let Some(_lock) = self.lock_relief() else { return EvictionOutcome::Nothing };
         if !self.is_largest_of_all(candidate, began).await {
             return EvictionOutcome::Nothing;
         }
-        // It may have taken a while, and another one ended meanwhile.
+        // That may have taken a while; another job may have ended meanwhile.
         if matches!(self.floors().check(), Ok(DiskSpaceStatus::Enough(_))) {
             return EvictionOutcome::Nothing;
         }
@@ -149,28 +150,28 @@ impl DiskQuotas {
         match locked {
             Ok(locked) => locked.ok(),
             Err(error) => {
-                tracing::warn!(%error, "nobody can be ended to make room");
+                tracing::warn!(%error, "the lock cannot be taken: no job is ended to make room");
                 None
             }
         }
     }
 
-    /// Tells the other runners of this machine, which wait for that when the disk is low.
-    fn tell_largest(&self, largest: EvictionCandidate) {
-        // In its place, and always of the same length, so that a full disk is not in the way.
+    /// Reports the largest job to the other runners of this machine, which wait for the report when the disk is low.
+    fn report_largest(&self, largest: EvictionCandidate) {
+        // Overwritten in place, and always of the same length, so that it works on a full disk.
         let text = format!("{} {:020}", u8::from(largest.unseen), largest.bytes);
-        let told = rewritable(&self.report_dir().join(LARGEST))
+        let written = rewritable(&self.report_dir().join(LARGEST))
             .and_then(|file| file.write_all_at(text.as_bytes(), 0));
-        if let Err(error) = told {
-            tracing::warn!(%error, "other runners are not told what the largest job holds");
+        if let Err(error) = written {
+            tracing::warn!(%error, "the largest job cannot be reported to other runners");
         }
     }
 
-    /// Without jobs there is nobody to wait for.
-    fn tell_nothing(&self) {
+    /// Removes the report while there are no jobs, so that other runners do not wait for it.
+    fn remove_report(&self) {
         match fs::remove_file(self.report_dir().join(LARGEST)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                tracing::warn!(%error, "other runners are not told that there are no jobs");
+                tracing::warn!(%error, "the report on the largest job cannot be removed");
             }
             _ => {}
         }
@@ -181,14 +182,14 @@ impl DiskQuotas {
         let begin = Instant::now();
         loop {
             let others: Vec<_> = others(self.root(), self.report_dir()).collect();
-            // Of equals, one by name: all agree on that.
+            // Ties are broken by name, so that all runners agree.
             let is_larger = |(held, told): &(PathBuf, PeerUsageReport)| {
                 (told.largest, held.as_path()) > (own, self.report_dir())
             };
             if others.iter().any(is_larger) {
                 return false;
             }
-            if others.iter().all(|(_, told)| told.at + CLOCK >= began) || begin.elapsed() >= TELL_WAIT {
+            if others.iter().all(|(_, told)| told.at + CLOCK >= began) || begin.elapsed() >= REPORT_WAIT {
                 return true;
             }
             tokio::time::sleep(LOOK_MIN).await;
@@ -196,7 +197,7 @@ impl DiskQuotas {
     }
 }
 
-/// Opens a file as it is, which is made when it is not there.
+/// Opens a file for overwriting without truncating it; creates it if necessary.
 fn rewritable(path: &Path) -> io::Result<File> {
     OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(path)
 }
@@ -208,7 +209,7 @@ struct PeerUsageReport {
     largest: EvictionCandidate,
 }
 
-/// The other runners that have jobs, by where they tell of them.
+/// Returns the reports of other runners that have jobs, by their directories.
 fn others(root: &Path, own: &Path) -> impl Iterator<Item = (PathBuf, PeerUsageReport)> {
     let instances = fs::read_dir(instances_dir(root)).into_iter().flatten().flatten();
     let held = instances.map(|instance| held_dir(&instance.path())).filter(move |held| held != own);
@@ -216,7 +217,7 @@ fn others(root: &Path, own: &Path) -> impl Iterator<Item = (PathBuf, PeerUsageRe
         let path = held.join(LARGEST);
         let at = fs::metadata(&path).and_then(|file| file.modified()).ok()?;
         let largest = fs::read_to_string(path).ok().and_then(|text| read(&text))?;
-        // What was told long ago is true no more; its runner may be gone.
+        // An old report does not count; its runner may be gone.
         let is_over = at.elapsed().is_ok_and(|age| age > TOLD);
         Some((
             held,
@@ -233,7 +234,9 @@ fn read(text: &str) -> Option<EvictionCandidate> {
 fn shown(candidate: EvictionCandidate) -> String {
     match candidate {
         EvictionCandidate { unseen: false, bytes } => format!("{bytes} bytes"),
-        EvictionCandidate { unseen: true, bytes } => format!("{bytes} bytes, and what nobody can look into"),
+        EvictionCandidate { unseen: true, bytes } => {
+            format!("{bytes} bytes, and files that cannot be inspected")
+        }
     }
 }
 
@@ -252,7 +255,7 @@ mod tests {
         assert_eq!(pace.pause(99 * GIB, at(1000)), QUOTA_INTERVAL);
         assert_eq!(pace.pause(3 * GIB, at(200_000)), Duration::from_millis(1500));
         assert_eq!(pace.pause(GIB / 10, at(210_000)), LOOK_MIN);
-        // Somebody is faster than any disk was taken for: half of the time that is left.
+        // A writer faster than the assumed rate: half of the remaining time.
         let mut pace = FreeSpaceTrend::default();
         assert_eq!(pace.pause(50 * GIB, at(0)), QUOTA_INTERVAL);
         assert_eq!(pace.pause(30 * GIB, at(2000)), Duration::from_millis(1500));

@@ -1,6 +1,6 @@
 //! Disk usage of each context on this machine, over all of its jobs, and the quota on that.
 //!
-//! No directory of a job is measured for this: each look that is taken at one anyway is noted here. Every
+//! Jobs are not measured again for this: their regular measurements are noted here. Every
 //! [`QUOTA_INTERVAL`], while a context has jobs, the rest is measured: the bytes that it keeps between its jobs, and those that
 //! the other runners of the machine hold for it, which each reports in its part of the work directory.
 
@@ -23,24 +23,24 @@ use crate::disk_eviction::EvictionCandidate;
 use crate::job_usage::{JobUsage, JobUsageProbe, ProcessListCache};
 use crate::workspace::size_of_tree;
 
-/// How long a context is looked after when its last job is gone.
+/// How long a context is measured after its last job is gone.
 const LINGER: Duration = Duration::from_secs(60);
-/// Time for which a runner's report counts: each look renews it.
+/// Time for which a runner's report counts: each measurement renews it.
 pub(crate) const TOLD: Duration = Duration::from_secs(6);
 
-/// The areas of all contexts that have jobs here. Clones are the same.
+/// Disk usage of all contexts that have jobs here. Clones share it.
 #[derive(Debug, Clone)]
 pub(crate) struct DiskQuotas(Arc<DiskQuotasInner>);
 
 #[derive(Debug)]
 struct DiskQuotasInner {
     root: PathBuf,
-    /// Where this runner tells others what it holds.
+    /// Directory of this runner's reports to others.
     report_dir: PathBuf,
     areas: Mutex<HashMap<ContextUid, ContextDiskUsage>>,
-    /// There is one again.
+    /// Notified when a context has jobs again.
     wanted: Notify,
-    /// How many jobs have come to the disk, and are there still.
+    /// Number of jobs that use the disk now.
     jobs: watch::Sender<usize>,
     /// Floors of the space that has to stay free.
     floors: DiskFloors,
@@ -62,9 +62,9 @@ struct JobQuotaEntry {
     bytes: u64,
     /// True for a job with a process that can be ended.
     can_end: bool,
-    /// How it is looked at, while there are processes of it.
+    /// Probe of its usage, while it has processes.
     look: Option<JobUsageProbe>,
-    /// Takes why it has to end.
+    /// Sender of the reason why it has to end.
     end: Arc<watch::Sender<Option<Reason>>>,
 }
 
@@ -79,7 +79,7 @@ impl ContextDiskUsage {
 }
 
 impl DiskQuotas {
-    /// Those in a work directory, whose file system has these floors; `held` is where this runner tells others of them.
+    /// Creates the quotas of a work directory, whose file system has these floors; `held` is the directory of this runner's reports.
     pub(crate) fn new(root: &Path, held: &Path, floors: DiskFloors) -> Self {
         Self(Arc::new(DiskQuotasInner {
             root: root.to_owned(),
@@ -92,17 +92,17 @@ impl DiskQuotas {
         }))
     }
 
-    /// The part of a job whose context may hold `bytes_max`.
+    /// Creates the share of a job whose context may hold `bytes_max`.
     pub(crate) fn share(&self, key: JobKey, bytes_max: u64) -> JobDiskQuota {
         JobDiskQuota { areas: self.clone(), key, bytes_max, end: Arc::new(watch::Sender::new(None)) }
     }
 
-    /// Where they are.
+    /// Returns the work directory.
     pub(crate) fn root(&self) -> &Path {
         &self.0.root
     }
 
-    /// Where this runner tells others of them.
+    /// Returns the directory of this runner's reports.
     pub(crate) fn report_dir(&self) -> &Path {
         &self.0.report_dir
     }
@@ -154,7 +154,7 @@ impl DiskQuotas {
         measured.max_by_key(|(candidate, _)| *candidate)
     }
 
-    /// Looks for ever at what lies there beside the jobs. The caller drops it to end it.
+    /// Measures for ever what contexts hold beside their jobs. The caller drops the future to end it.
     pub(crate) async fn watch_usage(self) {
         loop {
             self.0.wanted.notified().await;
@@ -164,7 +164,7 @@ impl DiskQuotas {
                 looks.tick().await;
                 let areas = self.clone();
                 if let Err(error) = tokio::task::spawn_blocking(move || areas.look()).await {
-                    tracing::warn!(%error, "what contexts hold was not looked at");
+                    tracing::warn!(%error, "the disk usage of contexts could not be measured");
                 }
             }
         }
@@ -181,8 +181,11 @@ impl DiskQuotas {
             areas.iter().map(|(context, area)| (*context, area.own())).collect()
         };
         for (context, own) in known {
-            if let Err(error) = self.tell(context, own) {
-                tracing::warn!(%context, %error, "other runners are not told what a context holds");
+            if let Err(error) = self.report(context, own) {
+                tracing::warn!(
+                    %context, %error,
+                    "the disk usage of a context cannot be reported to other runners"
+                );
             }
             let beside = self.kept(context).saturating_add(self.elsewhere(context));
             if let Some(area) = self.lock().get_mut(&context) {
@@ -191,8 +194,8 @@ impl DiskQuotas {
         }
     }
 
-    /// Tells other runners what this one holds.
-    fn tell(&self, context: ContextUid, own: u64) -> io::Result<()> {
+    /// Reports to other runners what this one holds.
+    fn report(&self, context: ContextUid, own: u64) -> io::Result<()> {
         let path = self.0.report_dir.join(context.to_string());
         if own == 0 {
             return match fs::remove_file(path) {
@@ -226,7 +229,7 @@ impl DiskQuotas {
 
 fn told_in(path: &Path) -> Option<u64> {
     let told = fs::metadata(path).and_then(|metadata| metadata.modified()).ok()?;
-    // A clock that was set back makes it too fresh at worst.
+    // After the clock was set back, a report only counts for too long.
     if told.elapsed().is_ok_and(|age| age > TOLD) {
         return None;
     }
@@ -243,10 +246,10 @@ pub(crate) struct JobDiskQuota {
 }
 
 impl JobDiskQuota {
-    /// The job comes to the disk.
+    /// Registers the job, which begins to use the disk.
     ///
     /// # Errors
-    /// `QUOTA_EXCEEDED` when nothing is left for it, `DISK_FULL` when nothing is for anybody.
+    /// `QUOTA_EXCEEDED` when its context has no room left, `DISK_FULL` when the disk has none.
     pub(crate) fn enter(&self) -> Result<(), Reason> {
         if let Some(shortage) = self.areas.floors().shortage() {
             return Err(Reason::new(ReasonCode::DiskFull, shortage.to_string()));
@@ -271,8 +274,8 @@ impl JobDiskQuota {
         JobQuotaEntry { bytes: 0, can_end: false, look: None, end: Arc::clone(&self.end) }
     }
 
-    /// The job has processes below `init`, in these control groups, which work in the directory of the scope. Gives how they are
-    /// looked at.
+    /// Notes that the job has processes below `init`, in these control groups, which work in the directory of the scope. Returns
+    /// the probe of their usage.
     pub(crate) fn watch(&self, init: u32, cgroups: Vec<PathBuf>, scope: FileScope) -> JobUsageProbe {
         let look = JobUsageProbe { scope, init, cgroups, process_list: self.areas.0.process_list.clone() };
         if let Some(area) = self.areas.lock().get_mut(&self.key.context)
@@ -283,7 +286,7 @@ impl JobDiskQuota {
         look
     }
 
-    /// Waits until the job has to end since the disk is nearly full, and gives why.
+    /// Waits until the job has to end because the disk is nearly full, and returns the reason.
     pub(crate) async fn end_requested(&self) -> Reason {
         let mut told = self.end.subscribe();
         let reason = told.wait_for(Option::is_some).await.ok().and_then(|reason| reason.clone());
@@ -294,8 +297,8 @@ impl JobDiskQuota {
         }
     }
 
-    /// Notes what a look at the directory of the job, a process, has found. Gives why it has to end: of a context
-    /// that holds too much, the job that holds the most.
+    /// Notes the measured usage of the job, which is a process. Returns the reason if it has to end: in a context
+    /// that holds too much, that is the job that holds the most.
     pub(crate) fn note(&self, bytes: u64) -> Option<Reason> {
         let mut areas = self.areas.lock();
         let area = areas.get_mut(&self.key.context)?;
@@ -306,10 +309,10 @@ impl JobDiskQuota {
         (is_beyond && most == Some(bytes)).then(|| self.exceeded())
     }
 
-    /// Takes room for `more` beside what the directory holds now.
+    /// Reserves room for `more` beside the current usage of the directory.
     ///
     /// # Errors
-    /// When there is none.
+    /// When there is no room.
     pub(crate) fn take(&self, bytes: u64, more: u64) -> Result<(), String> {
         let mut areas = self.areas.lock();
         let Some(area) = areas.get_mut(&self.key.context) else { return Ok(()) };
@@ -403,7 +406,7 @@ mod tests {
         two.look();
         assert_eq!(second.note(10_000), None, "50,000 there, what is kept, and this");
         assert!(second.note(30_000).is_some());
-        // A runner that is gone tells nothing any more.
+        // A runner that is gone does not renew its report.
         let told = one.0.report_dir.join(key(1).context.to_string());
         let before = std::time::SystemTime::now() - 2 * TOLD;
         File::open(&told).and_then(|file| file.set_modified(before)).expect("an older file");

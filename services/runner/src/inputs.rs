@@ -8,9 +8,9 @@ use model::{Name, Reason, ReasonCode};
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-/// `{node: {key: value}}` as JSON. A text that is `true`, `false`, a JSON array or object stands there as such,
-/// and so does a number that would be written as just this text (an integer of 64 bits, or a float); every
-/// other text is a string.
+/// Writes `{node: {key: value}}` as JSON. A text that is `true`, `false`, a JSON array or a JSON object becomes that
+/// value, and so does a number that would be written as exactly this text (an integer of 64 bits, or a float); every
+/// other text becomes a string.
 ///
 /// # Errors
 /// `INPUTS_TOO_LARGE`.

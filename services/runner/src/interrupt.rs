@@ -1,4 +1,4 @@
-//! Being told to end a job.
+//! Requests to end a job before its time.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -30,12 +30,12 @@ pub(crate) struct InterruptRequest {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct InterruptState {
     cause: InterruptCause,
-    /// When the least patient of them has waited long enough.
+    /// When the grace of the least patient request is over.
     end: Instant,
 }
 
-/// Carries orders to end one job, to tasks and to threads. Why it ends is said by the first of them, except
-/// that a job that is known to be closed is closed; how long it may take, by the one whose grace is over first.
+/// Carries requests to end one job, to tasks and to threads. The first request determines the cause, unless a
+/// later one says that the job is closed; the request whose grace is over first determines the time.
 #[derive(Debug)]
 pub(crate) struct Interrupt {
     state: watch::Sender<Option<InterruptState>>,
@@ -50,7 +50,7 @@ impl Default for Interrupt {
 }
 
 impl Interrupt {
-    /// Gives an order; its grace begins now.
+    /// Raises a request; its grace begins now.
     pub(crate) fn raise(&self, order: InterruptRequest) {
         let end = Instant::now() + order.grace;
         self.state.send_if_modified(|told| {
@@ -67,7 +67,7 @@ impl Interrupt {
         self.wake.notify_all();
     }
 
-    /// Why it has to end, if it has to.
+    /// Returns why the job has to end, if it has to.
     pub(crate) fn cause(&self) -> Option<InterruptCause> {
         self.state.borrow().map(|told| told.cause)
     }
@@ -75,17 +75,17 @@ impl Interrupt {
     /// Waits for an order. Cancel safe.
     pub(crate) async fn raised(&self) {
         if self.state.subscribe().wait_for(Option::is_some).await.is_err() {
-            // The sender is ours and cannot be gone.
+            // The sender is `self.state`: it cannot be gone.
             std::future::pending().await
         }
     }
 
-    /// Waits until the grace of an order is over, also of one that comes meanwhile. Cancel safe.
+    /// Waits until the grace of a request is over, even if the request comes meanwhile. Cancel safe.
     pub(crate) async fn grace_over(&self) {
         wait_for_end(&self.state, |told| told.end).await;
     }
 
-    /// Sleeps on a thread, at most until `until`; gives whether it was an order that ended it.
+    /// Sleeps on a thread, at most until `until`; returns true if a request ended the sleep.
     pub(crate) fn sleep_until(&self, until: std::time::Instant) -> bool {
         let mut flag = self.flag();
         loop {
@@ -102,14 +102,14 @@ impl Interrupt {
     }
 }
 
-/// Waits until the end has come that is told, also when it is told or changed meanwhile. Cancel safe.
+/// Waits until the end in the channel has come, even if it is set or changed meanwhile. Cancel safe.
 pub(crate) async fn wait_for_end<T: Copy>(told: &watch::Sender<Option<T>>, end: impl Fn(T) -> Instant) {
     let mut receiver = told.subscribe();
     loop {
         let end = receiver.borrow_and_update().map(&end);
         let over = async {
             match end {
-                // Not even a turn of the clock for one that is over already.
+                // An end that has passed does not wait for a tick of the timer.
                 Some(end) if end <= Instant::now() => {}
                 Some(end) => tokio::time::sleep_until(end).await,
                 None => std::future::pending().await,

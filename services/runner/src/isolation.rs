@@ -1,4 +1,4 @@
-//! How this runner's jobs are kept apart: what stands on this machine, and what each job gets of it.
+//! Isolation of this runner's jobs: the layers that this machine supports, and the confinement of each job.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -33,15 +33,15 @@ pub(crate) struct Isolator {
 }
 
 impl Isolator {
-    /// Finds out what stands here.
+    /// Determines which layers this machine supports.
     ///
     /// # Errors
-    /// When the launcher cannot be started, or less stands than the settings demand.
+    /// When the launcher cannot be started, or the machine supports less than the settings demand.
     pub(crate) async fn find(
         settings: &RunnerSettings,
         work_dir: &RunnerWorkDir,
     ) -> Result<Self, RunnerStartError> {
-        // The work directory tells runners of one name on one machine apart.
+        // A hash of the work directory distinguishes runners of the same name on one machine.
         let place = model::BlobHash::of(work_dir.root.as_os_str().as_encoded_bytes()).to_string();
         let name = format!("mycora-{}-{}-{}", settings.group, settings.instance, &place[..8]);
         let cgroups = Cgroups::make(&name).map_err(|error| error.to_string());
@@ -60,7 +60,10 @@ impl Isolator {
             standing.missing.push(sandbox::MissingLayer { layer: "open-files", why });
         }
         for missing in &standing.missing {
-            tracing::info!(layer = missing.layer, why = %missing.why, "a layer of isolation does not stand here");
+            tracing::info!(
+                layer = missing.layer, why = %missing.why,
+                "a layer of isolation is not available on this machine"
+            );
         }
         if standing.level < settings.scripts.isolation {
             let why = standing.missing.iter().map(|missing| format!("{}: {}", missing.layer, missing.why));
@@ -106,7 +109,7 @@ impl Isolator {
         &self.isolation_support.layers
     }
 
-    /// Starts what takes the place of a job's first process.
+    /// Returns the launcher of a job's first process.
     pub(crate) fn launcher(&self) -> &SandboxLauncher {
         &self.launcher
     }
@@ -128,7 +131,7 @@ impl Isolator {
         Ok(())
     }
 
-    /// The user that a context's scripts run as, when it is not the runner's own. Makes the context's
+    /// Returns the user that a context's scripts run as, if it is not the runner's own. Makes the context's
     /// directory.
     pub(crate) fn owner(&self, context: ContextUid) -> io::Result<Option<u32>> {
         let dir = context_dir(&self.root, context);
@@ -138,12 +141,12 @@ impl Isolator {
         }
     }
 
-    /// The user that a program is tried as before there are contexts.
+    /// Returns the user for trying programs before there are contexts.
     pub(crate) fn trial_owner(&self) -> Option<u32> {
         self.owners.as_ref().map(UserIdRange::first)
     }
 
-    /// A place for one job at a time, with bounds on processes and memory of its own.
+    /// Makes a slot for one job at a time, with its own bounds on processes and memory.
     pub(crate) fn slot(&self, script_type: ScriptType, number: usize) -> Option<Arc<CgroupSlot>> {
         let slot = self.cgroups.as_ref()?.slot(&format!("{script_type}-{number}"));
         match slot {
@@ -155,14 +158,14 @@ impl Isolator {
         }
     }
 
-    /// Bounds for one engine, beside those of what its jobs start.
+    /// Makes a slot for one engine, beside those for programs that its jobs start.
     pub(crate) fn engine_slot(&self, name: &str) -> Option<CgroupSlot> {
         let made = self.cgroups.as_ref()?.slot(name);
         made.inspect_err(|error| tracing::warn!(%error, "a control group cannot be made")).ok()
     }
 
-    /// Everything that is put around an engine, which has what it is given at its start and reaches nothing else: neither a
-    /// file nor a socket can be opened where all descriptors that there may be are in use.
+    /// Returns the confinement of an engine. It has only what it is given at its start: all descriptors that it may have are in
+    /// use, so it can open neither a file nor a socket.
     pub(crate) fn engine_confinement(
         &self,
         owner: Option<u32>,
@@ -180,15 +183,15 @@ impl Isolator {
             owner,
             files: self.isolation_support.files.then(FileRules::default),
             syscalls: self.isolation_support.syscalls.then_some(SyscallRules { network: false }),
-            // It opens no file and no socket, so that nothing is left to be done in its place.
+            // An engine opens no file and no socket, so the init has no calls to make in its place.
             broker: BrokerRules::default(),
         }
     }
 
-    /// Everything that is put around a job, which may read `reads` beside what every script may.
+    /// Returns the confinement of a job, which may read `reads` in addition to the paths of every script.
     ///
     /// # Errors
-    /// When its slot does not take its bounds.
+    /// When the slot's limits cannot be set.
     pub(crate) fn confinement(&self, job: &ScriptJob, reads: &[PathBuf]) -> io::Result<Confinement> {
         if let Some(slot) = &job.slot {
             slot.set_limits(job.grants.memory_bytes, job.grants.processes)?;
@@ -229,7 +232,7 @@ impl Isolator {
     pub(crate) fn broker(&self, job: &ScriptJob, dir: &Path) -> BrokerRules {
         let IsolationSupport { network, attributes, processes, .. } = self.isolation_support;
         let has_network = job.execution.network;
-        // Files of others are out of reach of a user of its own.
+        // A context with its own user cannot reach files of others anyway.
         let is_ours = job.workspace.owner().is_none();
         let places =
             || std::iter::once(dir.to_owned()).chain(self.scripts.allow_write.iter().cloned()).collect();
@@ -241,7 +244,7 @@ impl Isolator {
         }
     }
 
-    /// Bounds of each process of a job, where there is no control group that bounds them together.
+    /// Returns the bounds of each process of a job, for machines without a control group that bounds them together.
     fn limits(&self, job: &ScriptJob) -> ProcessLimits {
         let bounded = job.slot.is_some();
         ProcessLimits {
@@ -249,7 +252,7 @@ impl Isolator {
             address_space: (!bounded).then_some(job.grants.memory_bytes),
             open_files: Some(OPEN_FILES_MAX),
             file_size: Some(job.grants.disk_bytes.min(job.grants.context_disk_bytes)),
-            // Counted by user, and so for all jobs of a context together: only where nothing counts those of one job.
+            // The kernel counts these per user, so for all jobs of a context together: used only where nothing counts per job.
             processes: job
                 .workspace
                 .owner()

@@ -1,4 +1,4 @@
-//! A look at what one job holds: its directory, and what its processes have open that has no name there.
+//! Measures what one job holds: its directory, and open files of its processes that have no name there.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,7 +11,7 @@ use sandbox::tree;
 /// How old a list of all processes may be. Jobs in control groups need none.
 const LIST_AGE_MAX: Duration = Duration::from_secs(1);
 
-/// All processes of the machine, listed once for the looks that are taken at one time. Clones are the same.
+/// All processes of the machine, listed once for measurements at about the same time. Clones share it.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ProcessListCache(Arc<Mutex<CachedProcessList>>);
 
@@ -26,7 +26,7 @@ impl ProcessListCache {
         {
             return all.clone();
         }
-        // Without `/proc` nobody is seen, and no job would run either.
+        // Without `/proc` no process is visible, and no job would run either.
         let all = processes::all().unwrap_or_default();
         *known = Some((Instant::now(), all.clone()));
         all
@@ -38,11 +38,11 @@ impl ProcessListCache {
 pub(crate) struct JobUsageProbe {
     /// Directory of the job, and the owner of its files.
     pub(crate) scope: FileScope,
-    /// The process that is above all of its own.
+    /// The init, which is the ancestor of all of the job's processes.
     pub(crate) init: u32,
     /// Control groups of the job's processes, when there are any.
     pub(crate) cgroups: Vec<PathBuf>,
-    /// Lists processes where there is not.
+    /// List of processes, for jobs without a control group.
     pub(crate) process_list: ProcessListCache,
 }
 
@@ -58,9 +58,9 @@ pub(crate) struct JobUsage {
 }
 
 impl JobUsageProbe {
-    /// Takes it, and stops counting beyond `bytes_max`. Blocks.
+    /// Measures the usage, and stops counting beyond `bytes_max`. Blocks.
     pub(crate) fn take(&self, bytes_max: u64) -> JobUsage {
-        // First what is open: what gets its name taken away after that is still found in the directory, or here.
+        // Open files first: a file that is unlinked after that is still found in the directory, or here.
         let mut open = open_files::scan(&self.processes(), &self.scope);
         let named = tree::size_with(&self.scope.dir, bytes_max, |file| {
             open.files.remove(&file);
@@ -72,7 +72,7 @@ impl JobUsageProbe {
         }
     }
 
-    /// The job's processes. The init is ours, hides from everybody, and holds nothing.
+    /// Returns the job's processes without the init, which is ours, cannot be inspected, and holds nothing.
     fn processes(&self) -> Vec<u32> {
         let found: Vec<u32> = if self.cgroups.is_empty() {
             processes::below_among(self.init, self.process_list.now())

@@ -1,12 +1,12 @@
 //! Executes scripts: takes jobs from a supervisor's queues, runs each in a fresh directory, reports
-//! what it printed and how it ended.
+//! its output and its end.
 //!
 //! ```text
 //! worker ── taken ──► attempt ── prepare ─► runtime (shell, python, rhai) ─► collect ─► finish
 //!   ▲ commands, presence          workspace      process, engine, interrupt    result, outputs
 //! ```
 //!
-//! [`queue::work_dir`] tells what is where below the work directory; [`isolation`], how jobs are kept apart.
+//! [`queue::work_dir`] describes the layout of the work directory; [`isolation`], how jobs are isolated.
 
 mod app;
 mod attempt;
@@ -50,7 +50,7 @@ pub const OUTPUT_GRACE: Duration = Duration::from_secs(1);
 pub const LOG_INTERVAL: Duration = Duration::from_millis(500);
 /// How much printed text is gathered before it is reported.
 pub const LOG_BYTES_MAX: usize = 64 * 1024;
-/// A result file that is longer than this is not even read.
+/// Maximum size of a result file; a longer one is not read.
 pub const RESULT_FILE_BYTES_MAX: usize = 1024 * 1024;
 /// Steps that a rhai script may take.
 pub const RHAI_OPERATIONS_MAX: u64 = 2_000_000_000;
@@ -72,5 +72,5 @@ pub const RUST_CACHE_BYTES_MAX: u64 = 512 * 1024 * 1024;
 pub const SCRIPT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// How many files a process of a script may have open.
 pub const OPEN_FILES_MAX: u64 = 4096;
-/// How often the size of a job's directory is looked at while its script runs.
+/// Interval at which the size of a job's directory is measured while its script runs.
 pub const QUOTA_INTERVAL: Duration = Duration::from_secs(2);

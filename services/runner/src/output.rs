@@ -15,11 +15,11 @@ use tokio::time::Instant;
 use crate::interrupt::{Interrupt, InterruptCause, InterruptRequest};
 use crate::{LOG_BYTES_MAX, LOG_INTERVAL};
 
-/// How many pieces may wait to be gathered before whoever prints is held back.
+/// Pieces that may wait to be gathered before the printing script is held back.
 const PIECES_MAX: usize = 16;
-/// How much is kept of the end of what was dropped: what went wrong is mostly said last.
+/// Bytes kept from the end of dropped output: errors are mostly printed last.
 const LAST_BYTES: usize = 16 * 1024;
-/// The pauses between attempts to report.
+/// Pause between tries to report.
 const RETRY: Duration = Duration::from_millis(200);
 
 /// Which of its two outputs a script printed to.
@@ -31,7 +31,7 @@ pub(crate) enum ScriptStream {
     Err,
 }
 
-/// Where a runtime puts what its script prints.
+/// Sender for the output of a script.
 #[derive(Debug, Clone)]
 pub(crate) struct ScriptOutputSender {
     pieces: mpsc::Sender<(ScriptStream, Vec<u8>)>,
@@ -39,15 +39,15 @@ pub(crate) struct ScriptOutputSender {
 }
 
 impl ScriptOutputSender {
-    /// Tells whether the gatherer distinguishes standard output from standard error. Else a process has one pipe for both, which
-    /// keeps the order.
+    /// Returns true if the gatherer distinguishes standard output from standard error. Otherwise a process has one pipe for both,
+    /// which keeps the order.
     pub(crate) const fn tells_apart(&self) -> bool {
         self.tells_apart
     }
 
-    /// Prints; waits while too much is on its way.
+    /// Sends output; waits while too many pieces are pending.
     pub(crate) async fn print(&self, stream: ScriptStream, bytes: Vec<u8>) {
-        // Nobody gathering any more means that the attempt is over.
+        // Fails only when the gatherer is gone: then the attempt is over.
         let _ = self.pieces.send((stream, bytes)).await;
     }
 }
@@ -55,16 +55,16 @@ impl ScriptOutputSender {
 /// Output that was not yet reported when the script ended, and a summary of the whole.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct ScriptOutputSummary {
-    /// To be reported together with the end.
+    /// Last piece, to be reported together with the end.
     pub(crate) last_log: Option<LogChunk>,
-    /// How much was printed, and kept.
+    /// Bytes that were printed and kept.
     pub(crate) bytes: u64,
-    /// The last of it.
+    /// End of the output.
     pub(crate) tail: String,
 }
 
-/// Makes a printer and what gathers from it until every clone of the printer is gone. `tells_apart`: whether it matters which of
-/// both outputs something was printed to.
+/// Makes a sender and a receiver, which gathers until every clone of the sender is gone. `tells_apart`: whether standard output
+/// and standard error must be distinguished.
 pub(crate) fn output_channel(tells_apart: bool) -> (ScriptOutputSender, ScriptOutputReceiver) {
     let (pieces, receiver) = mpsc::channel(PIECES_MAX);
     (ScriptOutputSender { pieces, tells_apart }, ScriptOutputReceiver(receiver))
@@ -75,12 +75,12 @@ pub(crate) fn output_channel(tells_apart: bool) -> (ScriptOutputSender, ScriptOu
 pub(crate) struct ScriptOutputReceiver(mpsc::Receiver<(ScriptStream, Vec<u8>)>);
 
 impl ScriptOutputReceiver {
-    /// The next piece, as it was printed; nothing when the printer is gone.
+    /// Returns the next piece, as it was printed; nothing when the sender is gone.
     pub(crate) async fn next(&mut self) -> Option<(ScriptStream, Vec<u8>)> {
         self.0.recv().await
     }
 
-    /// Gathers and reports until the printer is gone.
+    /// Gathers and reports until the sender is gone.
     pub(crate) async fn gather(
         mut self,
         instance: InstanceSession,
@@ -117,8 +117,8 @@ impl ScriptOutputReceiver {
     }
 }
 
-/// Reports pieces while more than `keep` bytes are gathered. While Redis is away the script is held
-/// back in the end, since nothing is dropped.
+/// Reports pieces while more than `keep` bytes are gathered. Nothing is dropped while Redis is away, so the script is
+/// eventually held back.
 async fn report(
     gathered: &mut ScriptOutputBuffer,
     keep: usize,
@@ -138,7 +138,7 @@ async fn report(
                     break;
                 }
                 Err(error) => {
-                    tracing::debug!(%key, %error, "a piece of log waits");
+                    tracing::debug!(%key, %error, "a piece of output cannot be reported yet; retrying");
                     tokio::time::sleep(RETRY).await;
                 }
             }
@@ -146,7 +146,7 @@ async fn report(
     }
 }
 
-/// The file with everything that an attempt printed, made when it prints something.
+/// Log file with the complete output of an attempt, created with the first output.
 #[derive(Debug)]
 pub(crate) struct AttemptLogFile {
     path: PathBuf,
@@ -154,7 +154,7 @@ pub(crate) struct AttemptLogFile {
 }
 
 impl AttemptLogFile {
-    /// To be made at `path`.
+    /// Creates a log that will be at `path`.
     pub(crate) const fn new(path: PathBuf) -> Self {
         Self { path, file: None }
     }
@@ -173,7 +173,7 @@ impl AttemptLogFile {
             }
         };
         file.write_all(chunk.text.as_bytes()).await?;
-        // Whoever reads what was reported finds it.
+        // Flushed before the report, so that a reader of the report finds the output in the file.
         file.flush().await
     }
 }
@@ -181,9 +181,9 @@ impl AttemptLogFile {
 #[derive(Debug, Default)]
 struct ScriptOutputBuffer {
     pending: String,
-    /// When the first of what is pending was printed.
+    /// Time of the first pending output.
     since: Option<Timestamp>,
-    /// How many bytes came before what is pending.
+    /// Number of bytes before the pending output.
     offset: u64,
     tail: String,
     log: Option<AttemptLogFile>,
@@ -197,7 +197,7 @@ struct OutputDecoder {
     taken: u64,
     marked: bool,
     partial: Vec<u8>,
-    /// The end of what was dropped.
+    /// End of the dropped output.
     last: Vec<u8>,
 }
 
@@ -214,7 +214,7 @@ impl ScriptOutputBuffer {
         let kept = bytes.len().min(usize::try_from(room).unwrap_or(usize::MAX));
         let before = self.pending.len();
         decoder.decode(&bytes[..kept], &mut self.pending);
-        // What is no text becomes longer.
+        // Bytes that are no UTF-8 become longer.
         decoder.taken += (self.pending.len() - before).max(kept) as u64;
         if kept < bytes.len() {
             if !std::mem::replace(&mut decoder.marked, true) {
@@ -228,11 +228,14 @@ impl ScriptOutputBuffer {
         self.extend_tail(before);
     }
 
-    /// Adds a piece to the file with everything that the attempt printed.
+    /// Adds a piece to the log file.
     async fn keep(&mut self, chunk: &LogChunk) {
         let Some(log) = &mut self.log else { return };
         if let Err(error) = log.append(chunk).await {
-            tracing::warn!(path = %log.path.display(), %error, "what a script printed is not kept in full");
+            tracing::warn!(
+                path = %log.path.display(), %error,
+                "a log file cannot be written; its log is incomplete"
+            );
             self.log = None;
         }
     }
@@ -255,7 +258,7 @@ impl ScriptOutputBuffer {
         }
     }
 
-    /// The next piece to report, of at most [`LOG_BYTES_MAX`].
+    /// Returns the next piece to report, of at most [`LOG_BYTES_MAX`].
     fn next_chunk(&mut self) -> Option<LogChunk> {
         let mut len = self.pending.len().min(LOG_BYTES_MAX);
         while !self.pending.is_char_boundary(len) {
@@ -310,7 +313,7 @@ impl OutputDecoder {
         }
     }
 
-    /// Notes what is dropped, in case that it is the last.
+    /// Keeps the end of dropped output, in case no more follows.
     fn keep_last(&mut self, dropped: &[u8]) {
         self.last.extend_from_slice(&dropped[dropped.len().saturating_sub(LAST_BYTES)..]);
         if self.last.len() > 2 * LAST_BYTES {
@@ -318,7 +321,7 @@ impl OutputDecoder {
         }
     }
 
-    /// Nothing more comes: of what was dropped, tells the end.
+    /// Ends the stream: appends the end of the dropped output.
     fn close(&mut self, text: &mut String) {
         self.finish(text);
         let last = std::mem::take(&mut self.last);
@@ -391,7 +394,7 @@ mod tests {
         assert!(text.contains("still here"));
         assert!(gathered.tail.ends_with("gone wrong\n") && gathered.tail.len() <= 2 * OUTPUT_TAIL_BYTES_MAX);
 
-        // Also of what is no text, of which each byte becomes several.
+        // The same holds for bytes that are no UTF-8, each of which becomes several.
         for _ in 0..12 {
             gathered.add(ScriptStream::Err, &[0xff; 16 * 1024].repeat(64), NOW);
         }

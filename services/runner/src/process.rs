@@ -23,7 +23,7 @@ use crate::workspace::broken;
 /// Runs scripts as processes.
 #[derive(Debug, Clone)]
 pub(crate) struct ProcessExecutor {
-    /// Where what runs is recorded.
+    /// Directory of the records of running processes.
     running: PathBuf,
     isolator: Arc<Isolator>,
 }
@@ -35,7 +35,7 @@ pub(crate) struct InterpreterCommand {
     pub(crate) program: PathBuf,
     /// Arguments before the script.
     pub(crate) args: Vec<OsString>,
-    /// The name under which the script is laid beside its files.
+    /// File name of the script in the job's directory.
     pub(crate) script_name: &'static str,
     /// Paths that the interpreter has to read, in addition to those that every script may.
     pub(crate) reads: Vec<PathBuf>,
@@ -53,7 +53,7 @@ pub(crate) struct ProgramCommand<'a> {
 }
 
 impl ProcessExecutor {
-    /// With what the runner has.
+    /// Creates an executor with the runner's resources.
     pub(crate) fn new(tools: &RuntimeResources<'_>) -> Self {
         Self { running: tools.running.to_owned(), isolator: Arc::clone(tools.isolator) }
     }
@@ -122,7 +122,7 @@ impl ProcessExecutor {
         let record = self.record(job, &child, cgroups);
         let record = match record {
             Ok(record) => record,
-            // It may have begun: that was a try.
+            // The script may have begun, so this counts as a try.
             Err(error) => return Ok(ScriptEnd::Broken(broken("the process cannot be recorded", &error))),
         };
         let end = wait_for_exit(child, printed, job).await;
@@ -130,7 +130,7 @@ impl ProcessExecutor {
         end
     }
 
-    /// Records what runs, for the process that has to end it when this runner is gone.
+    /// Records a running process, so that a later process can end it when this runner is gone.
     pub(crate) fn record(
         &self,
         job: &ScriptJob,
@@ -142,7 +142,7 @@ impl ProcessExecutor {
     }
 }
 
-/// Runs a program once as scripts are run, and gives what it prints. Blocks; for runtimes that are looked for.
+/// Runs a program once as scripts are run, and returns its output. Blocks; for probing runtimes.
 ///
 /// # Errors
 /// When it cannot be started, or does not exit with 0, in time.
@@ -152,7 +152,7 @@ pub(crate) fn try_program(tools: &RuntimeResources<'_>, program: &ProgramCommand
     let mut confinement =
         tools.isolator.base_confinement(&dir, tools.isolator.trial_owner(), program.reads, false);
     if let Some(rules) = &mut confinement.files {
-        // Beside its own directory it only has to print something.
+        // Beside writing to its own directory, the program only has to print something.
         let granted = rules.write.split_off(1);
         rules.read.extend(granted);
     }
@@ -189,7 +189,7 @@ pub(crate) fn try_program(tools: &RuntimeResources<'_>, program: &ProgramCommand
     }
 }
 
-/// A directory of its own for a program that is tried: some end where they can leave nothing at home. Removed when dropped.
+/// A directory of its own for a program that is tried: some programs fail if they cannot write to their home. Removed when dropped.
 struct TrialDirectory(PathBuf);
 
 impl TrialDirectory {
@@ -199,7 +199,7 @@ impl TrialDirectory {
         let dir = tools.root.join("runtimes").join(name);
         match tree::remove(&dir) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            // One of an earlier process of this number.
+            // A directory of an earlier process with this pid was removed, or there was none.
             _ => fs::DirBuilder::new().mode(0o700).create(&dir)?,
         }
         let scratch = Self(dir);
@@ -218,7 +218,7 @@ impl Drop for TrialDirectory {
     }
 }
 
-/// How long a program may take that is tried, and how much of what it prints is read.
+/// Time limit of a program that is tried, and the maximum of its output that is read.
 const TRIAL_TIMEOUT: Duration = Duration::from_secs(20);
 const TRIAL_BYTES_MAX: u64 = 4096;
 
@@ -256,7 +256,7 @@ pub(crate) fn environment(job: &ScriptJob) -> Result<BTreeMap<String, String>, R
     Ok(env)
 }
 
-/// Arguments as they are handed over.
+/// Converts arguments to text.
 fn texts(args: &[OsString]) -> io::Result<Vec<String>> {
     let text = |arg: &OsString| arg.to_str().map(str::to_owned).ok_or(io::ErrorKind::InvalidInput);
     Ok(args.iter().map(text).collect::<Result<_, _>>()?)

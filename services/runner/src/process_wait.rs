@@ -48,12 +48,12 @@ struct ProcessTreeState {
     over: bool,
 }
 
-/// Attends a job from its start until nothing of it is left.
+/// Supervises a job from its start until none of its processes is left.
 ///
 /// Notes in the job which processes had to be killed.
 ///
 /// # Errors
-/// Gives the job's start back as refused, when its script did not run.
+/// [`ScriptNotStarted`] when the script did not run.
 pub(crate) async fn wait_for_exit(
     mut child: SandboxedJob,
     outputs: OutputPipes,
@@ -64,7 +64,7 @@ pub(crate) async fn wait_for_exit(
     let pumps = outputs.into_iter().map(|(stream, pipe)| pump(pipe, stream, job.printer.clone())).collect();
     let seen = watch(&mut child, &look, job).await;
     if !seen.over {
-        // Whoever had to end everything was ended itself.
+        // The init, which ends all processes of the job, was ended itself.
         end_by_slot(job).await;
     }
     drain(pumps, job).await;
@@ -91,8 +91,8 @@ pub(crate) async fn wait_for_exit(
 /// The ends of pipes from which what a process prints is read.
 pub(crate) type OutputPipes = Vec<(ScriptStream, OwnedFd)>;
 
-/// Pipes for the output of a job's process: our ends, and its standard output and error. Both are one pipe where they need not
-/// be told apart, which keeps the order of what is printed.
+/// Makes pipes for the output of a job's process: our ends, and its standard output and error. Both are one pipe where they need
+/// not be distinguished, which keeps the order of the output.
 pub(crate) fn outputs(job: &ScriptJob) -> io::Result<(OutputPipes, [OwnedFd; 2])> {
     let (ours, out) = io::pipe()?;
     let mut outputs = vec![(ScriptStream::Out, ours.into())];
@@ -110,7 +110,7 @@ pub(crate) fn outputs(job: &ScriptJob) -> io::Result<(OutputPipes, [OwnedFd; 2])
 #[derive(Debug)]
 pub(crate) struct ScriptNotStarted(pub(crate) Reason);
 
-/// Hears what becomes of the job until nothing is left of it, and has it ended when that is due.
+/// Reads the events of a job until none of its processes is left, and has it ended when that is due.
 async fn watch(child: &mut SandboxedJob, look: &JobUsageProbe, job: &ScriptJob) -> ProcessTreeState {
     let mut seen = ProcessTreeState::default();
     let time = JobTimeLimit::of(job);
@@ -123,7 +123,10 @@ async fn watch(child: &mut SandboxedJob, look: &JobUsageProbe, job: &ScriptJob) 
                 Ok(Some(event)) => apply_event(event, &mut seen, job),
                 Ok(None) => return seen,
                 Err(error) => {
-                    tracing::warn!(key = %job.execution.job_key, %error, "a job's processes cannot be heard");
+                    tracing::warn!(
+                        key = %job.execution.job_key, %error,
+                        "events of a job's processes cannot be read"
+                    );
                     return seen;
                 }
             },
@@ -145,17 +148,17 @@ async fn watch(child: &mut SandboxedJob, look: &JobUsageProbe, job: &ScriptJob) 
             if order == InitCommand::Kill {
                 killing = true;
                 if let Some(slot) = &job.slot {
-                    // What only starts itself anew would be hard to end.
+                    // Closing the slot stops processes that keep forking, which would be hard to kill otherwise.
                     slot.close();
                 }
             }
-            // One that is gone needs no order.
+            // An init that is gone needs no command.
             let _ = child.send_command(order).await;
         }
     }
 }
 
-/// Takes up what was said, and gives what is to be done about it.
+/// Applies an event of the init, and returns the command that it requires.
 fn apply_event(event: InitEvent, seen: &mut ProcessTreeState, job: &ScriptJob) -> Option<InitCommand> {
     let (status, left) = match event {
         InitEvent::Refused { layer, detail } => {
@@ -178,7 +181,7 @@ fn apply_event(event: InitEvent, seen: &mut ProcessTreeState, job: &ScriptJob) -
         InitEvent::Signalled { signal, left } => (ScriptExitStatus::Signalled(signal), left),
     };
     seen.status = Some(status);
-    // A script's end is the end of everything that it has started.
+    // When a script ends, everything that it has started is killed.
     left.then_some(InitCommand::Kill)
 }
 
@@ -186,9 +189,9 @@ fn apply_event(event: InitEvent, seen: &mut ProcessTreeState, job: &ScriptJob) -
 pub(crate) struct JobTimeLimit(Option<Instant>, Option<Duration>);
 
 impl JobTimeLimit {
-    /// From now on.
+    /// Starts the time limit of a job now.
     pub(crate) fn of(job: &ScriptJob) -> Self {
-        // A time limit beyond what a clock can count is none.
+        // A limit beyond the range of the clock means no limit.
         Self(job.time_limit.and_then(|limit| Instant::now().checked_add(limit)), job.time_limit)
     }
 
@@ -205,7 +208,7 @@ impl JobTimeLimit {
         }
     }
 
-    /// Waits until no more time is left since any of them was reached, whichever it was that ended it first.
+    /// Waits until the grace period is over, of the time limit or of an interrupt, whichever is over first.
     async fn grace_over(&self, interrupt: &Interrupt) {
         let out_of_time = async {
             self.out().await;
@@ -219,7 +222,7 @@ impl JobTimeLimit {
     }
 }
 
-/// How the job's processes are looked at from now on.
+/// Registers the job for measurements of its usage.
 fn watched(child: &SandboxedJob, job: &ScriptJob) -> JobUsageProbe {
     let workspace = &job.workspace;
     let owner = workspace.owner().unwrap_or_else(|| rustix::process::geteuid().as_raw());
@@ -228,8 +231,8 @@ fn watched(child: &SandboxedJob, job: &ScriptJob) -> JobUsageProbe {
     workspace.share().watch(child.pid(), cgroups, scope)
 }
 
-/// Waits until the job, or its context, holds more than it may, or the disk is nearly full, and gives which. No kernel
-/// tells of that, so it is looked at now and then; what one file may hold is a limit of each process.
+/// Waits until the job, or its context, holds more than it may, or the disk is nearly full, and returns the reason. The kernel
+/// does not report that, so the usage is polled; the size of one file is a limit of each process.
 async fn beyond_quota(look: &JobUsageProbe, job: &ScriptJob) -> Reason {
     let looks = async {
         loop {
@@ -254,7 +257,7 @@ async fn quota_exceeded(look: &JobUsageProbe, job: &ScriptJob) -> Option<Reason>
         return Some(Reason::new(ReasonCode::QuotaExceeded, detail));
     }
     if job.slot.is_none() && memory_bytes > job.grants.memory_bytes {
-        // Nothing else counts files that are memory where there is no control group.
+        // Without a control group, nothing else counts files in memory.
         return Some(out_of_memory(job));
     }
     job.workspace.share().note(bytes)
@@ -276,7 +279,7 @@ fn exited(code: i32, job: &ScriptJob) -> ScriptEnd {
     ScriptEnd::Exited { code, result }
 }
 
-/// Processes that had to be killed when a job was over. Clones are the same.
+/// Processes that had to be killed when a job was over. Clones share them.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct KilledProcesses(std::sync::Arc<std::sync::Mutex<Vec<EndedProcess>>>);
 
@@ -314,7 +317,7 @@ fn pump(descriptor: OwnedFd, stream: ScriptStream, printer: ScriptOutputSender) 
     })
 }
 
-/// Reads what is left in the pipes. Something that still holds them has left the job's processes.
+/// Reads what is left in the pipes. A process that still holds them has escaped from the job's process tree.
 async fn drain(mut pumps: Vec<OutputPump>, job: &ScriptJob) {
     for at_last in [false, true] {
         let mut left = Vec::new();
@@ -335,7 +338,7 @@ async fn drain(mut pumps: Vec<OutputPump>, job: &ScriptJob) {
     }
 }
 
-/// Ends what is left of a job by other marks than its descent: its control group, and its environment.
+/// Ends processes left by a job that are not its descendants any more: found by its control group, and by their environment.
 async fn end_by_slot(job: &ScriptJob) {
     let (slot, dir) = (job.slot.clone(), job.workspace.dir().to_owned());
     let look = move || end_marked(slot.as_deref(), &dir);

@@ -14,7 +14,7 @@ const KEY_BYTES_MAX: usize = 256;
 /// Reads the text of a result file.
 ///
 /// # Errors
-/// `RUNTIME_ERROR` with the line that is neither, or `RESULT_TOO_LARGE`.
+/// `RUNTIME_ERROR` with the invalid line, or `RESULT_TOO_LARGE`.
 pub(crate) fn parse(text: &str) -> Result<ResultMap, Reason> {
     let trimmed = text.trim();
     let result = if trimmed.starts_with('{') { parse_json(trimmed)? } else { parse_lines(text)? };
@@ -22,7 +22,7 @@ pub(crate) fn parse(text: &str) -> Result<ResultMap, Reason> {
     Ok(result)
 }
 
-/// A value as a result keeps it: texts as they are, everything else as its JSON.
+/// Converts a value to its text in a result: texts as they are, everything else as JSON.
 pub(crate) fn text_of(value: Value) -> String {
     match value {
         Value::String(text) => text,
@@ -52,8 +52,9 @@ pub(crate) fn too_large(bytes: u64) -> Reason {
 }
 
 fn parse_json(text: &str) -> Result<ResultMap, Reason> {
-    let object = parse_object(text)
-        .map_err(|error| wrong(format!("$MYCORA_RESULT begins like a JSON object and is none: {error}")))?;
+    let object = parse_object(text).map_err(|error| {
+        wrong(format!("$MYCORA_RESULT begins like a JSON object, but is not valid JSON: {error}"))
+    })?;
     for key in object.keys() {
         check_key(key).map_err(|why| wrong(format!("$MYCORA_RESULT has a key that {why}")))?;
     }
@@ -61,7 +62,7 @@ fn parse_json(text: &str) -> Result<ResultMap, Reason> {
 }
 
 fn parse_object(text: &str) -> serde_json::Result<ResultMap> {
-    // Raw values are bounded neither in depth nor in the size of numbers; these are.
+    // Parsed twice: raw values are bounded neither in depth nor in the size of numbers; these are.
     let values: BTreeMap<String, Value> = serde_json::from_str(text)?;
     let mut written: BTreeMap<String, &RawValue> = serde_json::from_str(text)?;
     values

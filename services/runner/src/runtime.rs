@@ -23,11 +23,11 @@ use crate::workspace::Workspace;
 /// Executes scripts of one type.
 #[async_trait]
 pub(crate) trait ScriptRuntime: Send + Sync {
-    /// Runs a job to its end, also when it is interrupted or out of time: nothing of it is left then.
+    /// Runs a job to its end, also when it is interrupted or out of time; leaves no processes behind.
     async fn run(&self, job: ScriptJob) -> ScriptEnd;
 
-    /// Returns true if each job needs its directory. Otherwise it is made for jobs that have files, or when the script first
-    /// uses it: making and removing it costs more than many a script.
+    /// Returns true if each job needs its directory. Otherwise the directory is made for jobs that have files, or when the script
+    /// first uses it: making and removing it costs more than many scripts take.
     fn needs_directory(&self) -> bool {
         true
     }
@@ -45,11 +45,11 @@ pub(crate) struct ScriptJob {
     pub(crate) inputs: String,
     /// Directory of the job.
     pub(crate) workspace: Arc<Workspace>,
-    /// How long it may take.
+    /// Time limit of the job.
     pub(crate) time_limit: Option<Duration>,
-    /// Tells it to end.
+    /// Interrupt that ends the job.
     pub(crate) interrupt: Arc<Interrupt>,
-    /// Takes what it prints.
+    /// Sender for its output.
     pub(crate) printer: ScriptOutputSender,
     /// Grants that the supervisor's policy gives the job.
     pub(crate) grants: Grants,
@@ -84,7 +84,7 @@ pub(crate) enum ScriptEnd {
     Interrupted,
     /// The script could not be run, or not to its end.
     Broken(Reason),
-    /// Nothing of it ran.
+    /// The script did not begin.
     NotRun(Reason),
 }
 
@@ -92,7 +92,7 @@ pub(crate) enum ScriptEnd {
 pub(crate) struct RuntimeResources<'a> {
     /// The work directory, canonical.
     pub(crate) root: &'a Path,
-    /// Where what runs is recorded.
+    /// Directory of the records of running processes.
     pub(crate) running: &'a Path,
     /// How jobs are kept apart.
     pub(crate) isolator: &'a Arc<Isolator>,
@@ -129,8 +129,8 @@ pub(crate) struct AvailableRuntimes {
     pub(crate) missing: Vec<ScriptType>,
 }
 
-/// Looks for what `wanted` needs, or for everything when that is empty: for all languages at once, since each waits for
-/// processes that it tries. Needs a runtime; blocks.
+/// Looks for the tools of the `wanted` types, or of all types when it is empty. Probes all languages concurrently, since each
+/// waits for processes that it tries. Needs a Tokio runtime; blocks.
 pub(crate) fn find(tools: &RuntimeResources<'_>, wanted: &[ScriptType]) -> AvailableRuntimes {
     let is_wanted =
         |(script_type, _): &&(ScriptType, RuntimeProbe)| wanted.is_empty() || wanted.contains(script_type);
@@ -145,7 +145,7 @@ pub(crate) fn find(tools: &RuntimeResources<'_>, wanted: &[ScriptType]) -> Avail
             (*script_type, scope.spawn(move || probed(probe)))
         };
         let probes: Vec<_> = TABLE.iter().filter(is_wanted).map(probe).collect();
-        // One that panicked has found nothing.
+        // A probe that panicked has found nothing.
         probes
             .into_iter()
             .filter_map(|(script_type, probe)| Some((script_type, probe.join().ok()??)))

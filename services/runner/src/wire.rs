@@ -1,7 +1,7 @@
 //! Frames between the runner and an engine, over one stream socket.
 //!
 //! A frame is its length (4 bytes, little endian), its kind (1 byte) and a body. The runner trusts nothing that it reads:
-//! lengths, counts and depths are bounded before anything is allocated for them.
+//! it checks lengths, counts and depths before it allocates anything for them.
 //!
 //! ```text
 //! runner ── Run ──► engine ── Print*, Call ──► runner ── Answer ──► engine … ── End ──► runner
@@ -20,11 +20,11 @@ use self::values::{WireValueReader, write};
 use crate::RHAI_STRING_BYTES_MAX;
 use crate::output::ScriptStream;
 
-/// The longest frame: two of the longest texts, and room for what is said with them.
+/// The longest frame: two of the longest texts, and room for the rest.
 pub(crate) const FRAME_BYTES_MAX: usize = 2 * RHAI_STRING_BYTES_MAX + 4 * 1024 * 1024;
 /// The bytes of a frame before its body.
 pub(crate) const HEAD_BYTES: usize = 5;
-/// The longest text about what went wrong that is taken from an engine.
+/// Maximum length of an error text from an engine.
 const DETAIL_BYTES_MAX: usize = 1024;
 
 const RUN: u8 = b'R';
@@ -34,7 +34,7 @@ const PRINT_ERR: u8 = b'E';
 const CALL: u8 = b'C';
 const END: u8 = b'Z';
 
-/// A frame that cannot be what the other side should have sent.
+/// A frame that the other side may not send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct EngineProtocolError(pub(crate) &'static str);
@@ -67,7 +67,7 @@ pub(crate) struct ScriptRunRequest {
     pub(crate) memory_bytes: u64,
 }
 
-/// How a script ended, as its engine says.
+/// How a script ended, as its engine reports it.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum EngineScriptEnd {
     /// By itself.
@@ -82,9 +82,9 @@ pub(crate) enum EngineScriptEnd {
         /// How many, as JSON.
         bytes: u64,
     },
-    /// Since it was told to.
+    /// The runner told the script to end.
     Terminated,
-    /// Since it held more memory than it may.
+    /// The script held more memory than allowed.
     OutOfMemory,
     /// The engine could not run it.
     Failed(String),
@@ -287,7 +287,8 @@ pub(crate) fn call_frame(function: ServedFunction, args: &[Dynamic]) -> Result<V
 
 /// The frame of an end.
 pub(crate) fn end_frame(ended: &EngineScriptEnd) -> Vec<u8> {
-    let fallback = || json_frame(END, &EngineScriptEnd::Failed("its end cannot be told".to_owned()));
+    let fallback =
+        || json_frame(END, &EngineScriptEnd::Failed("its end cannot be written as a frame".to_owned()));
     json_frame(END, ended).or_else(fallback).unwrap_or_default()
 }
 

@@ -19,11 +19,11 @@ use crate::attempt_journal::AttemptStartLog;
 /// The part of the work directory that this runner alone uses, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct RunnerWorkDir {
-    /// The whole, canonical.
+    /// The whole work directory, canonical.
     pub(crate) root: PathBuf,
     /// Records of what this runner has started.
     pub(crate) running: PathBuf,
-    /// Where it tells other runners what its jobs hold.
+    /// Directory of its reports to other runners on the disk usage of its jobs.
     pub(crate) held: PathBuf,
     /// Log of the attempts that began on this machine lately.
     pub(crate) begun: AttemptStartLog,
@@ -31,10 +31,10 @@ pub(crate) struct RunnerWorkDir {
 }
 
 impl RunnerWorkDir {
-    /// Opens it for one runner, which must be the only one of this group and number.
+    /// Opens the work directory for one runner, which must be the only one of this group and number.
     ///
     /// # Errors
-    /// When it cannot be used, or another runner uses it.
+    /// When the directory cannot be used, or another runner of this group and number uses it.
     pub(crate) fn open(path: &Path, group: &Name, number: u32) -> Result<Self, RunnerStartError> {
         let failed = |source| RunnerStartError::WorkDir { path: path.to_owned(), source };
         let open = || {
@@ -73,7 +73,7 @@ impl RunnerWorkDir {
         let pass = |path: &Path| fs::set_permissions(path, fs::Permissions::from_mode(0o711));
         pass(&self.root)?;
         pass(&contexts_dir(&self.root))?;
-        // What interpreters need is no secret.
+        // The files of interpreters are not secret.
         fs::set_permissions(runtimes_dir(&self.root), fs::Permissions::from_mode(0o755))
     }
 }
@@ -86,16 +86,16 @@ fn empty(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Makes a directory that nobody else can look into; one that is there stays as it is.
+/// Makes a directory that no other user can read; an existing one stays as it is.
 fn private(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(path)
 }
 
-/// Ends everything that dead runners of this work directory left running, and removes the directories of
-/// those attempts. What a live runner does is left alone. Blocks while it works.
+/// Ends all processes that dead runners of this work directory left running, and removes the directories of
+/// those attempts. Processes of live runners are left alone. Blocks.
 ///
 /// # Errors
-/// When records cannot be read, or something does not end although it was killed.
+/// When records cannot be read, or a killed process does not end.
 pub fn sweep(work_dir: &Path) -> io::Result<Vec<SweptProcess>> {
     let mut ended = Vec::new();
     let instances = match fs::read_dir(instances_dir(work_dir)) {

@@ -1,4 +1,4 @@
-//! One instance at work: takes jobs into free slots, obeys commands, shows that it is there.
+//! One instance at work: takes jobs into free slots, executes commands, sends heartbeats.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::path::PathBuf;
@@ -21,40 +21,40 @@ use crate::interrupt::{self, Interrupt, InterruptCause, InterruptRequest};
 use crate::isolation::Isolator;
 use crate::runtime::ScriptRuntime;
 
-/// The pauses after trouble with Redis, the first and the longest.
+/// Pauses after a Redis error, the first and the longest.
 const RETRY: ExponentialBackoff =
     ExponentialBackoff::between(Duration::from_millis(50), Duration::from_secs(1));
 
-/// How often is looked whether a full disk has room again.
+/// Interval at which a full disk is checked for room.
 const ROOM_LOOK: Duration = Duration::from_millis(500);
 
-/// How often an instance that is drained asks to be handed nothing more. What it is handed after that ends as lost when it has left.
+/// Tries of a draining instance to stop its intake. Jobs that it is handed after the last one end as lost once it has left.
 const STOP_TRIES: u32 = 3;
 
-/// Attempts of which an instance remembers that they began: more than it can begin while a store that goes back loses changes.
+/// Number of begun attempts that an instance remembers: more than can begin in the time whose changes a store rollback may lose.
 const BEGUN_MAX: usize = 16_384;
 
 /// Why an instance stopped working.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WorkerError {
-    /// Another process works under its name.
+    /// Another process runs under the name of this instance.
     #[error("instance {0} was taken over by another process")]
     Replaced(String),
 }
 
-/// Jobs that run, each with what tells it to end.
+/// Running jobs, each with its interrupt.
 #[derive(Debug, Default)]
 struct RunningJobs {
     running: Mutex<HashMap<JobKey, Arc<Interrupt>>>,
-    /// Order to all jobs, which holds for those that come later too.
+    /// Interrupt of all jobs; also applies to jobs that come later.
     order_to_all: Mutex<Option<InterruptRequest>>,
     recent_attempts: Mutex<RecentAttemptKeys>,
     /// Number of running jobs, for those that wait for a free slot.
     count: watch::Sender<usize>,
 }
 
-/// Attempts that began at this instance lately, the oldest first; those of the machine are in [`AttemptStartLog`]. A store
-/// that went back hands them out once more, and they would run twice under one number.
+/// Attempts that began at this instance recently, the oldest first; those of the machine are in [`AttemptStartLog`]. A store
+/// that rolled back hands them out again, and they would run twice under one number.
 #[derive(Debug, Default)]
 struct RecentAttemptKeys {
     keys: HashSet<JobKey>,
@@ -62,7 +62,7 @@ struct RecentAttemptKeys {
 }
 
 impl RecentAttemptKeys {
-    /// Says whether this is the first time.
+    /// Notes that an attempt begins; returns true the first time.
     fn begin(&mut self, key: JobKey) -> bool {
         if !self.keys.insert(key) {
             return false;
@@ -79,7 +79,7 @@ impl RecentAttemptKeys {
 
 /// Decision on a job that was taken.
 enum JobStartDecision {
-    /// The job runs, and can be told to end.
+    /// The job runs, and can be interrupted.
     First(Arc<Interrupt>),
     /// The job runs already, and goes on.
     Runs,
@@ -131,7 +131,7 @@ impl RunningJobs {
     }
 }
 
-/// One instance and what it works with.
+/// One instance with its resources.
 pub(crate) struct Worker {
     pub(crate) instance: InstanceSession,
     pub(crate) intake: JobConsumer,
@@ -145,8 +145,8 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// Works until the shutdown begins, then drains: takes no more, lets what runs end until the deadline,
-    /// kills the rest, leaves.
+    /// Works until the shutdown begins, then drains: takes no more jobs, lets running ones end until the deadline,
+    /// kills the rest, and leaves.
     ///
     /// # Errors
     /// [`WorkerError`].
@@ -155,7 +155,7 @@ impl Worker {
         let jobs = Arc::new(RunningJobs::default());
         let script_type = instance.who().script_type;
         let places = SlotPool::new((0..slots).map(|number| isolator.slot(script_type, number)));
-        // Ends the intake only: a command may drain one instance of several.
+        // A child, because a command may drain one instance of several; it ends only the intake.
         let drain = shutdown.child();
         let with = AttemptSpawner {
             instance: instance.clone(),
@@ -198,13 +198,16 @@ impl Worker {
         };
         let ((), result) = tokio::join!(worked, replaced);
         if let Err(error) = instance.leave().await {
-            tracing::debug!(instance = %instance.who(), %error, "left without a word; presence expires");
+            tracing::debug!(
+                instance = %instance.who(), %error,
+                "the instance could not sign off; its presence will expire"
+            );
         }
         result
     }
 }
 
-/// Until when jobs may go on that run when a drain begins.
+/// Deadline for jobs that run when a drain begins.
 struct DrainDeadline {
     usual: Duration,
     /// Deadline that commands have set; the earliest counts.
@@ -216,14 +219,14 @@ impl DrainDeadline {
         Self { usual, commanded: watch::Sender::new(None) }
     }
 
-    /// A command gives this much time from now on, or the usual.
-    fn tell(&self, time: Option<Duration>) {
-        // Beyond what a clock can count there is no deadline to be told.
+    /// Sets the deadline of a command: this much time from now on, or the usual.
+    fn set(&self, time: Option<Duration>) {
+        // A time beyond the range of the clock means no deadline.
         let Some(end) = Instant::now().checked_add(time.unwrap_or(self.usual)) else { return };
-        self.commanded.send_modify(|told| *told = Some(told.map_or(end, |before| before.min(end))));
+        self.commanded.send_modify(|set| *set = Some(set.map_or(end, |before| before.min(end))));
     }
 
-    /// Waits until it has passed, also one that is told meanwhile. The end of the whole runner has one of its own.
+    /// Waits until the deadline has passed, even if it is set meanwhile. The shutdown of the whole runner has its own deadline.
     async fn passed(&self, shutdown: &Shutdown) {
         let ending = async {
             shutdown.begun().await;
@@ -236,7 +239,7 @@ impl DrainDeadline {
     }
 }
 
-/// Takes jobs until told to drain, and gives those that still run.
+/// Takes jobs until a drain begins, and returns those that still run.
 async fn take_jobs(
     with: AttemptSpawner,
     mut intake: JobConsumer,
@@ -263,7 +266,7 @@ async fn take_jobs(
                 }
             }
             Err(error) => {
-                tracing::warn!(instance = %with.instance.who(), %error, "no jobs can be taken for now");
+                tracing::warn!(instance = %with.instance.who(), %error, "no jobs can be taken now; retrying");
                 tokio::select! {
                     () = backoff.pause() => {}
                     () = drain.begun() => {}
@@ -293,12 +296,12 @@ struct AttemptSpawner {
 }
 
 impl AttemptSpawner {
-    /// Returns true if the disk has no room for anything to start.
+    /// Returns true if the disk has no room to start a job.
     fn is_short(&self) -> bool {
         self.isolator.disk_quotas().floors().shortage().is_some()
     }
 
-    /// Is handed nothing more, and starts what it was handed: that counts as started. Says whether that has come about.
+    /// Stops the intake, and starts jobs that were handed out already: they count as started. Returns true on success.
     async fn stop_taking(&self, attempts: &mut JoinSet<()>, intake: &mut JobConsumer) -> bool {
         match intake.stop().await {
             Ok(handed) => {
@@ -306,14 +309,17 @@ impl AttemptSpawner {
                 true
             }
             Err(error) => {
-                tracing::warn!(instance = %self.instance.who(), %error, "it may still be handed jobs");
+                tracing::warn!(
+                    instance = %self.instance.who(), %error,
+                    "the intake cannot be stopped: jobs may still come"
+                );
                 false
             }
         }
     }
 
-    /// Waits while the disk has no room for anything to start: what is not taken waits in its queue, or is given back by the
-    /// supervisor.
+    /// Waits while the disk has no room to start a job. Meanwhile jobs wait in their queues, or the supervisor gives them
+    /// back.
     async fn wait_for_room(&self, drain: &Shutdown, attempts: &mut JoinSet<()>, intake: &mut JobConsumer) {
         let (mut is_told, mut has_stopped) = (false, false);
         while let Some(shortage) = self.isolator.disk_quotas().floors().shortage() {
@@ -333,7 +339,7 @@ impl AttemptSpawner {
         }
     }
 
-    /// Starts a job in a slot of its own, in which those follow that are taken along with an end.
+    /// Starts a job in a slot of its own. Jobs that are taken together with an end follow in the same slot.
     fn start(&self, attempts: &mut JoinSet<()>, taken: ClaimedJob) {
         let key = taken.execution.job_key;
         let mut interrupt = match self.jobs.begin(key) {
@@ -348,7 +354,7 @@ impl AttemptSpawner {
         let mut slot = SlotGuard { spawner: self.clone(), key, number: None };
         attempts.spawn(async move {
             let mut taken = taken;
-            // There is one, or will be: the last job there has ended and not left yet.
+            // A slot is free, or will be at once: its last job has ended and is about to leave.
             let (place, number) = slot.spawner.slot_pool.enter().await;
             slot.number = Some(number);
             while let Some(next) = slot.spawner.run(taken, interrupt, place.clone()).await {
@@ -362,7 +368,7 @@ impl AttemptSpawner {
         });
     }
 
-    /// Runs one attempt. Gives the job that was taken along with its end.
+    /// Runs one attempt. Returns the job that was taken together with its end.
     async fn run(
         &self,
         taken: ClaimedJob,
@@ -385,29 +391,35 @@ impl AttemptSpawner {
         Box::pin(attempt::run(context, taken, interrupt)).await
     }
 
-    /// Handles a job that was given out a second time: it is not run twice.
+    /// Handles a job that was handed out a second time: it is not run twice.
     async fn begun_before(&self, beginning: &JobStartDecision, taken: &ClaimedJob) {
         let key = taken.execution.job_key;
         if let JobStartDecision::Runs = beginning {
-            tracing::error!(%key, "the store went back: a job that runs was given out once more; it goes on");
+            tracing::error!(%key, "the store rolled back: a running job was handed out again; it goes on");
         } else {
             self.lose(key, taken.started_at).await;
         }
     }
 
-    /// Notes that an attempt begins. Says whether nobody on this machine began it before, as far as can be told.
+    /// Notes that an attempt begins. Returns true if no runner of this machine is known to have begun it before.
     async fn begins_first(&self, key: JobKey) -> bool {
         let begun = self.begun.clone();
         let noted = tokio::task::spawn_blocking(move || begun.begin(key, Timestamp::now())).await;
         noted.unwrap_or_else(|error| Err(error.into())).unwrap_or_else(|error| {
-            tracing::warn!(%key, %error, "it cannot be noted that an attempt begins: should the store go back, it may run again");
+            tracing::warn!(
+                %key, %error,
+                "the start of an attempt cannot be recorded: after a store rollback it may run again"
+            );
             true
         })
     }
 
-    /// Ends an attempt as lost that ran on this machine before: its next one has a number of its own.
+    /// Ends an attempt as lost that ran on this machine before; the next attempt has its own number.
     async fn lose(&self, key: JobKey, started_at: Timestamp) {
-        tracing::error!(%key, "the store went back: an attempt that ran was given out once more; it is not run again");
+        tracing::error!(
+            %key,
+            "the store rolled back: an attempt that ran was handed out again; it is not run again"
+        );
         attempt::lose(&self.instance, key, started_at).await;
     }
 }
@@ -432,7 +444,7 @@ impl SlotPool {
         self.0.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes one that is free; waits until there is one.
+    /// Takes a free slot; waits until there is one.
     async fn enter(&self) -> (Option<Arc<sandbox::CgroupSlot>>, usize) {
         loop {
             if let Some(entered) = self.try_enter() {
@@ -447,7 +459,7 @@ impl SlotPool {
         let number = places.iter().position(|place| !place.taken)?;
         places[number].taken = true;
         if places.iter().any(|place| !place.taken) {
-            // Two that were left count as one for those who wait.
+            // Two slots that were freed together may have sent only one notification.
             self.0.1.notify_one();
         }
         Some((places[number].bounds.clone(), number))
@@ -455,7 +467,7 @@ impl SlotPool {
 
     fn leave(&self, number: usize) {
         self.lock()[number].taken = false;
-        // Who asks meanwhile finds this kept.
+        // The notification is kept for a task that is about to wait.
         self.0.1.notify_one();
     }
 }
@@ -468,7 +480,7 @@ struct SlotGuard {
 }
 
 impl SlotGuard {
-    /// The next job is in it; the last one goes behind it, so that the slot never counts as free between them.
+    /// Puts the next job into the slot. The last one is removed only then, so that the slot never counts as free in between.
     fn go_on(&mut self, next: JobKey) {
         let last = std::mem::replace(&mut self.key, next);
         self.spawner.jobs.remove(last);
@@ -484,7 +496,7 @@ impl Drop for SlotGuard {
     }
 }
 
-/// Obeys commands, for ever.
+/// Executes commands, for ever.
 async fn obey(
     mut control: InstanceCommandReader,
     jobs: &RunningJobs,
@@ -498,12 +510,12 @@ async fn obey(
                 jobs.raise(job_key, requested(grace_secs))
             }
             Ok(Some(InstanceCommand::Drain { deadline_secs })) => {
-                deadline.tell(deadline_secs.map(|secs| Duration::from_secs(secs.into())));
+                deadline.set(deadline_secs.map(|secs| Duration::from_secs(secs.into())));
                 drain.begin();
             }
             Ok(None) => backoff.reset(),
             Err(error) => {
-                tracing::debug!(%error, "no commands can be read for now");
+                tracing::debug!(%error, "no commands can be read now; retrying");
                 backoff.pause().await;
             }
         }
@@ -514,7 +526,7 @@ fn requested(grace_secs: u32) -> InterruptRequest {
     InterruptRequest { cause: InterruptCause::Requested, grace: Duration::from_secs(grace_secs.into()) }
 }
 
-/// Shows that the instance is there, for ever, and does what it learns by that.
+/// Sends heartbeats of the instance, for ever, and acts on their answers.
 async fn stay_present(instance: &InstanceSession, jobs: &RunningJobs) -> Result<(), WorkerError> {
     let mut interval = tokio::time::interval(PRESENCE_INTERVAL);
     interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);

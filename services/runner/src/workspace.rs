@@ -1,4 +1,4 @@
-//! The directory of one attempt: what is laid into it, and what is read from it.
+//! The directory of one attempt: the files written into it, and the outputs read from it.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
@@ -22,7 +22,7 @@ use queue::work_dir::{blob_path, jobs_dir};
 
 use crate::disk_quota::JobDiskQuota;
 
-/// Our own part of an attempt's directory, for what a spawned script is given beside its files.
+/// Our own part of an attempt's directory, for files of ours beside those of the job.
 const OWN: &str = ".mycora";
 
 /// The directory of one attempt; removed when dropped.
@@ -39,14 +39,14 @@ pub(crate) struct Workspace {
 }
 
 impl Workspace {
-    /// A directory below `root`, which has to be canonical, that is not made yet. It and everything in it is
-    /// `owner`'s, when there is one.
+    /// Creates a workspace below `root`, which must be canonical; the directory is not made yet. The directory and everything in it
+    /// will belong to `owner`, if there is one.
     pub(crate) fn new(root: &Path, key: JobKey, owner: Option<u32>, share: JobDiskQuota) -> Self {
         let dir = jobs_dir(root, key.context).join(key.to_string());
         Self { root: root.to_owned(), context: key.context, dir, owner, made: OnceLock::new(), share }
     }
 
-    /// Makes it, fresh, when that was not done before.
+    /// Makes the directory, fresh, unless that was done before.
     ///
     /// # Errors
     /// `QUOTA_EXCEEDED` when its context has no room left, `DISK_FULL` when the disk has none.
@@ -70,11 +70,11 @@ impl Workspace {
 
     fn create(&self) -> io::Result<()> {
         let jobs = jobs_dir(&self.root, self.context);
-        // What is as it should be is not written again.
+        // A directory with the right mode is not changed again.
         let mode = if self.owner.is_some() { 0o711 } else { 0o700 };
         if !fs::symlink_metadata(&jobs).is_ok_and(|known| known.is_dir() && known.mode() & 0o777 == mode) {
             private_dir().recursive(true).create(&jobs)?;
-            // With an owner its attempts may be passed through to, not listed.
+            // With an owner, other users may pass through to its attempts, but not list them.
             fs::set_permissions(&jobs, fs::Permissions::from_mode(mode))?;
         }
         match private_dir().create(&self.dir) {
@@ -98,7 +98,7 @@ impl Workspace {
         self.owner
     }
 
-    /// Where temporary files of the script go.
+    /// Returns the directory for temporary files of the script.
     pub(crate) fn temporary(&self) -> PathBuf {
         self.dir.join(OWN).join("tmp")
     }
@@ -127,12 +127,12 @@ impl Workspace {
         Ok(())
     }
 
-    /// Where it is.
+    /// Returns the path of the directory.
     pub(crate) fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// The text of the script, wherever it is.
+    /// Returns the text of the script, inline or from its blob.
     pub(crate) fn script(&self, execution: &Execution) -> Result<String, Reason> {
         match &execution.script {
             ScriptSource::Inline(text) => Ok(text.clone()),
@@ -143,10 +143,10 @@ impl Workspace {
         }
     }
 
-    /// Lays the job's files into the directory, as copies, so that a script can change its own only.
+    /// Copies the job's files into the directory: a script can change only its own copies.
     pub(crate) fn lay_files(&self, execution: &Execution) -> Result<(), Reason> {
         for (name, source) in &execution.files {
-            // The coordinator checked this as well; a path is too dangerous to take its word.
+            // The coordinator checked this as well, but a path is too dangerous to rely on that.
             model::job::check_relative_path(name)
                 .map_err(|why| runtime_error(&format!("file `{name}`: {why}")))?;
             let bytes = self.file_bytes(name, source)?;
@@ -186,10 +186,10 @@ impl Workspace {
         Ok(bytes)
     }
 
-    /// Writes a file of our own, and gives its path.
+    /// Writes a file of our own, and returns its path.
     pub(crate) fn write_own(&self, name: &str, text: &str) -> Result<PathBuf, Reason> {
         let write = || {
-            // A compiler may have run in here already, and what it left is not to lead outside.
+            // A compiler may have run in here already; a link that it left must not lead outside.
             let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
             let mode = Mode::RUSR | Mode::WUSR;
             let mut file = File::from(open_inside(&self.dir, &format!("{OWN}/{name}"), flags, mode)?);
@@ -203,7 +203,7 @@ impl Workspace {
         Ok(self.dir.join(OWN).join(name))
     }
 
-    /// Reads one of our own files as the script left it, at most `bytes_max` of it; nothing when the script removed it.
+    /// Reads one of our own files as the script left it, at most `bytes_max`; returns nothing when the script removed it.
     pub(crate) fn read_own(&self, name: &str, bytes_max: usize) -> io::Result<Option<String>> {
         match self.read_inside(&format!("{OWN}/{name}"), bytes_max) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -217,7 +217,7 @@ impl Workspace {
         read_inside(&self.dir, name, bytes_max)
     }
 
-    /// Takes the outputs that the job promised into the blobs, where the supervisor finds them.
+    /// Copies the declared outputs of the job into the blobs, where the supervisor finds them.
     pub(crate) fn collect(
         &self,
         outputs: &[String],
@@ -242,7 +242,7 @@ impl Workspace {
         Ok(collected)
     }
 
-    /// Says why an output cannot be taken, and what can be named instead.
+    /// Explains why an output cannot be collected, and what the job can declare instead.
     fn cannot_be_taken(&self, name: &str, error: &io::Error) -> String {
         let is_dir = || {
             let flags = OFlags::PATH | OFlags::DIRECTORY;
@@ -270,8 +270,8 @@ impl Workspace {
         if let Some(parent) = path.parent() {
             private_dir().recursive(true).create(parent)?;
         }
-        // Under another name first, so that nobody reads half of it. Anew even if it is there: the supervisor may
-        // be about to remove an old one that nobody needed until now.
+        // Written under another name first, so that no reader sees half of it. Written anew even if the blob exists: the
+        // supervisor may be about to remove the old one as unused.
         let unfinished =
             path.with_extension(format!("{}.part", self.dir.file_name().unwrap_or_default().display()));
         fs::write(&unfinished, bytes)?;
@@ -290,7 +290,7 @@ impl Drop for Workspace {
             }
             _ => {}
         };
-        // It may hold so much that other jobs of this thread would wait for seconds.
+        // The directory may hold so much that other jobs of this thread would wait for seconds.
         match Handle::try_current().map(|runtime| runtime.runtime_flavor()) {
             Ok(RuntimeFlavor::MultiThread) => tokio::task::block_in_place(remove),
             _ => remove(),
@@ -300,7 +300,7 @@ impl Drop for Workspace {
 
 /// Reads a regular file below `dir` without following any link.
 pub(crate) fn read_inside(dir: &Path, name: &str, bytes_max: usize) -> io::Result<Vec<u8>> {
-    // Not to wait for the other end, should it be a pipe.
+    // NONBLOCK, so that opening a pipe does not wait for its other end.
     let file = File::from(open_inside(dir, name, OFlags::RDONLY | OFlags::NONBLOCK, Mode::empty())?);
     let metadata = file.metadata()?;
     if !metadata.is_file() {
@@ -350,7 +350,7 @@ fn private_dir() -> fs::DirBuilder {
 
 fn check_blob(bytes: &[u8], blob: &BlobRef, what: &str) -> Result<(), Reason> {
     if bytes.len() as u64 != blob.size || BlobHash::of(bytes) != blob.sha256 {
-        return Err(runtime_error(&format!("{what} is not what its hash {} says", blob.sha256)));
+        return Err(runtime_error(&format!("{what} does not match its hash {}", blob.sha256)));
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Puts the saga service together.
+//! Assembly of the saga service from its parts.
 
 mod provider_builder;
 mod reload;
@@ -39,7 +39,7 @@ use crate::rpc::SagaRpc;
 use crate::tenants::TenantRegistry;
 use crate::visibility::SagaVisibility;
 
-/// Beats from one measuring of the store to the next.
+/// Heartbeats from one measurement of the store to the next.
 const MEASURED_EACH: u64 = 20;
 
 /// The service's own settings.
@@ -47,19 +47,19 @@ const MEASURED_EACH: u64 = 20;
 pub struct Config {
     /// Role of this replica: owner of saga lanes, of effect lanes, or of both.
     pub role: SagaReplicaRole,
-    /// Where the operator's manifests are; none where all come by request.
+    /// Directory of the operator's manifests; `None` where all come by request.
     pub manifests: Option<PathBuf>,
     /// Tenants that have lanes.
     pub tenants: TenantRegistry,
-    /// Where secrets are; the environment where nothing is said.
+    /// Directory of secrets; `None` for the environment.
     pub secrets: Option<PathBuf>,
     /// Identity of this replica among others of the same store.
     pub replica: SagaReplicaIdentity,
     /// How long calls under way may take to end when their lane is given up.
     pub grace: Duration,
-    /// Share of the work that operators are shown.
+    /// Visibility of the work in traces, logs and metrics.
     pub seeing: SagaVisibility,
-    /// Lanes that it owns at most: [`LANES_MAX`](crate::placement::LANES_MAX), or fewer in tests.
+    /// Largest number of lanes to own: [`LANES_MAX`](crate::placement::LANES_MAX), or fewer in tests.
     pub lanes_max: usize,
 }
 
@@ -71,20 +71,20 @@ pub struct Deps<'a> {
     pub broker: Arc<dyn MessageBroker>,
     /// Where commands of aggregates go.
     pub gateway: Arc<dyn Gateway>,
-    /// Where effects that are flows are run; none where there are none.
+    /// Suite that runs effects that are flows; `None` where there are none.
     pub flows: Option<FlowSuite>,
-    /// The way to storage, which knows actors and decides about changes. Without it no actor is believed.
+    /// Channel to storage, which knows actors and decides about changes. Without it every actor is refused.
     pub storage: Option<rpc::Channel>,
-    /// Where its metrics are registered.
+    /// Registry of the service's metrics.
     pub metrics: &'a prometheus::Registry,
 }
 
-/// Where flows are run.
+/// Suite that runs flows.
 #[derive(Clone)]
 pub struct FlowSuite {
-    /// The way to the scheduler.
+    /// Channel to the scheduler.
     pub scheduler: rpc::Channel,
-    /// The way to storage.
+    /// Channel to storage.
     pub storage: rpc::Channel,
     /// Trust domain of the servers that tokens are issued for.
     pub trust_domain: identity::TrustDomain,
@@ -94,9 +94,9 @@ pub struct FlowSuite {
 pub(crate) struct ActorAccess {
     /// Actors, and their roles in contexts.
     pub(crate) directory: Arc<dyn rpc::Directory>,
-    /// Decides about changes, and writes them down.
+    /// Client of the service that decides about changes and records them.
     pub(crate) identities: IdentityStoreServiceClient<rpc::Channel>,
-    /// Hears of changes of roles.
+    /// Follower of role changes.
     remote: RemoteDirectory,
     storage: rpc::Channel,
 }
@@ -108,7 +108,7 @@ impl ActorAccess {
         Self { directory: remote.directory(), identities, remote, storage }
     }
 
-    /// Hears of changes until `stop`, and tells how storage is.
+    /// Follows role changes until `stop`, and reports whether storage serves.
     async fn follow(&self, is_serving: &ReadinessCondition, stop: CancellationToken) {
         tokio::select! {
             () = self.remote.clone().follow(stop) => {}
@@ -117,7 +117,7 @@ impl ActorAccess {
     }
 }
 
-/// Why the service cannot be built, or does not take what it is given.
+/// Reason why the service cannot be built, or refuses manifests or definitions.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// Metrics of the service cannot be registered.
@@ -145,7 +145,7 @@ pub struct App {
     /// Providers as they were built, by the hash of their documents.
     built: Mutex<BuiltProviders>,
     tenants: watch::Sender<Arc<TenantRegistry>>,
-    /// Where tenants are read again.
+    /// File from which tenants are read again.
     tenants_file: Option<PathBuf>,
     reloading: tokio::sync::Mutex<()>,
     /// Tenants whose lanes this replica has given up.
@@ -225,14 +225,14 @@ impl App {
         })
     }
 
-    /// Has tenants read again from their file at each reload.
+    /// Makes each reload read tenants again from this file.
     #[must_use]
     pub fn with_tenants_file(mut self, file: PathBuf) -> Self {
         self.tenants_file = Some(file);
         self
     }
 
-    /// Adds what actors and the operator may call. `shutdown` ends the service when it is drained.
+    /// Mounts the methods that actors and the operator may call. `shutdown` ends the service when it is drained.
     #[must_use]
     pub fn mount_public(self: &Arc<Self>, mount: rpc::MountBuilder, shutdown: Shutdown) -> rpc::MountBuilder {
         SagaRpc::new(Arc::clone(self), shutdown).mount_public(mount)
@@ -264,7 +264,7 @@ impl App {
         self.tenants.borrow().get(tenant).map(|tenant| ContextId(tenant.context))
     }
 
-    /// Ready while the broker has its streams as they are wanted, definitions are in force, and no lane stays away.
+    /// Readiness of the service: the broker's streams are as required, definitions are in force, and no lane stays away.
     #[must_use]
     pub fn readiness(&self) -> Readiness {
         self.readiness.clone()
@@ -282,12 +282,12 @@ impl App {
         self.around.store.capabilities().durability
     }
 
-    /// Version of what keeps the rows; empty while that does not answer.
+    /// Version of the store; empty while it does not answer.
     pub(crate) async fn store_version(&self) -> String {
         match self.around.store.measure().await {
             Ok(measure) => measure.version,
             Err(error) => {
-                tracing::info!("the store does not tell its version: {error}");
+                tracing::info!("the version of the store is unknown: {error}");
                 String::new()
             }
         }
@@ -305,7 +305,7 @@ impl App {
         self.tenants.borrow().get(tenant).is_some()
     }
 
-    /// Gives up the lanes of a tenant, until the process is started again; says whether there is such a tenant.
+    /// Gives up the lanes of a tenant until the process restarts; returns whether there is such a tenant.
     pub fn drain_tenant(&self, tenant: &TenantId) -> bool {
         let is_known = self.has_tenant(tenant);
         if is_known {
@@ -316,7 +316,7 @@ impl App {
         is_known
     }
 
-    /// Returns whether a tenant is paused, as far as it was heard: for at most a second longer, or shorter, than it is.
+    /// Returns whether a tenant is paused, as of the last heartbeat: at most a second late.
     #[must_use]
     pub fn is_paused(&self, tenant: &TenantId) -> bool {
         self.beats.view().decided.paused_since(tenant).is_some()
@@ -327,7 +327,7 @@ impl App {
         self.beats.view()
     }
 
-    /// Has this replica hear at once what was changed beside the lanes.
+    /// Makes this replica read changes of the rows beside the lanes at once.
     pub(crate) fn hear_soon(&self) {
         self.beats.beat_now();
     }
@@ -344,7 +344,7 @@ impl App {
         self.beats.heard()
     }
 
-    /// Works until `shutdown`. What is under way then is finished or noted, and others, or the next start, go on with the rest.
+    /// Works until `shutdown`. Work under way is then finished or recorded; other replicas, or the next start, continue with the rest.
     pub async fn run(&self, shutdown: CancellationToken) {
         let placement = LanePlacement {
             name: self.config.replica.name.clone(),
@@ -372,7 +372,7 @@ impl App {
         let (draining, stop) = (CancellationToken::new(), CancellationToken::new());
         let drain = async {
             shutdown.cancelled().await;
-            // Whoever sends calls here has to hear of it before anything stops.
+            // Callers learn of the drain by the readiness, which therefore closes before anything stops.
             self.readiness.close("it is draining");
             draining.cancel();
             stop.cancel();
@@ -385,7 +385,7 @@ impl App {
             () = measure_store(&self.around, self.beats.heard().beats) => {}
             () = self.beats.run(self.drained.subscribe(), draining.clone(), &self.needs.store) => {}
             () = drain => {}
-            // It ends with the shutdown, which the lanes have to be given up at.
+            // This ends with the shutdown, when lanes still have to be given up.
             () = async { access.await; std::future::pending().await } => {}
         }
         if let Err(error) = self.beats.leave().await {
@@ -408,10 +408,10 @@ async fn measure_store(around: &LaneEnvironment, mut beats: watch::Receiver<u64>
     }
 }
 
-/// Makes the streams that are ours on every connection, and compares them with what is wanted.
+/// Creates this service's streams on every connection, and compares them with the required settings.
 async fn watch_streams(around: LaneEnvironment, broker: &ReadinessCondition) {
     let mut connection = around.broker.connection();
-    // Tells what is wrong with the server, as long as it is.
+    // Reports what is wrong with the server, as long as it is.
     let mut lack: Option<ImpairmentGuard> = None;
     loop {
         if !connection.borrow_and_update().connected {
@@ -426,8 +426,8 @@ async fn watch_streams(around: LaneEnvironment, broker: &ReadinessCondition) {
             if let Some(why) = &why {
                 tracing::error!("{why}");
             }
-            let told = why.map(|why| around.health.begin_impairment("nats server", &why));
-            drop(std::mem::replace(&mut lack, told));
+            let impairment = why.map(|why| around.health.begin_impairment("nats server", &why));
+            drop(std::mem::replace(&mut lack, impairment));
         }
         if connection.changed().await.is_err() {
             return;
@@ -435,7 +435,7 @@ async fn watch_streams(around: LaneEnvironment, broker: &ReadinessCondition) {
     }
 }
 
-/// Why a server can be used for less than is promised, where it can.
+/// Reason why a server does not support everything that is promised; `None` where it does.
 fn unfit(server: &BrokerDescription) -> Option<String> {
     let BrokerDescription { version_text, version, max_payload } = server;
     if version.is_some_and(|version| version < BrokerVersion::OLDEST) {
@@ -452,14 +452,14 @@ fn unfit(server: &BrokerDescription) -> Option<String> {
     })
 }
 
-/// Makes the streams that are ours; gives how they are not as they are wanted. Those are read all the same.
+/// Creates this service's streams; returns how existing ones differ from the required settings. They are read all the same.
 async fn ensure_streams(around: &LaneEnvironment) -> Result<(), String> {
     let mut differences = Vec::new();
     for stream in streams(around.has_tenants) {
         let found = around.broker.ensure_stream(&stream).await.map_err(|error| error.to_string())?;
         differences.extend(found.iter().map(ToString::to_string));
     }
-    // They were made for an earlier connection where this fails.
+    // This fails if an earlier connection has set it.
     let _ = around.streams_made.set(());
     if differences.is_empty() { Ok(()) } else { Err(differences.join("; ")) }
 }

@@ -14,9 +14,9 @@ use tower::Service;
 
 use crate::lane::gateway::{AggregateCommand, Gateway, GatewayAnswer};
 
-/// A command is answered within this time, or submitted again.
+/// Time limit for an answer, after which the command is submitted again.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// The method, unless its server has it under another name.
+/// Default name of the method.
 pub const SUBMIT_COMMAND: &str = "/mycora.v1.CommandService/SubmitCommand";
 
 /// A gateway that is called by gRPC.
@@ -118,7 +118,7 @@ pub struct NoGateway;
 impl Gateway for NoGateway {
     async fn submit(&self, _: &AggregateCommand) -> GatewayAnswer {
         GatewayAnswer::Unknown {
-            why: "no gateway is named; say with --gateway who takes commands".to_owned(),
+            why: "no gateway of aggregates is configured: name one with --gateway".to_owned(),
         }
     }
 }

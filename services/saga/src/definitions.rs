@@ -1,8 +1,8 @@
-//! Definitions: what is in force, for whom, and what instances are pinned to.
+//! Definitions: the ones in force, their tenants, and the ones that instances are pinned to.
 //!
-//! Rows beside the lanes keep them, for all replicas. The row `active` has the operator's, `active:<tenant>` what a tenant brought,
-//! and every change writes `active` as well: so its revision says whether a replica has seen the last one. Documents are kept by
-//! their hash before a row names them.
+//! Rows beside the lanes store them for all replicas. The row `active` has the operator's, `active:<tenant>` those that a tenant
+//! applied. Every change writes `active` as well, so its revision says whether a replica has seen the last change. Documents are
+//! stored under their hash before a row names them.
 
 mod active;
 mod apply;
@@ -40,18 +40,18 @@ use crate::tenants::{Quotas, TenantRegistry};
 
 /// Definitions that are kept in memory though they are not in force.
 const REMEMBERED_MAX: usize = 1024;
-/// Answers to requests are kept so long, in milliseconds.
+/// How long answers to requests are kept, in milliseconds.
 const ANSWERS_MILLIS: u64 = 24 * 3_600_000;
 /// Bytes of documents that are written with one commit.
 const COMMIT_BYTES: usize = 2 * 1024 * 1024;
 
-/// Definitions in force, and every definition that was asked for.
+/// Definitions in force, and a cache of others.
 pub struct Definitions {
     beside: SharedRows,
     in_force: watch::Sender<Arc<ActiveDefinitions>>,
     known: Mutex<HashMap<BlobHash, ParsedDefinition>>,
     usage: QuotaUsage,
-    /// Held while rows are read: what is older never takes the place of what is newer.
+    /// Held while rows are read, so that an older state never replaces a newer one.
     reading: tokio::sync::Mutex<()>,
 }
 
@@ -62,14 +62,14 @@ struct ParsedDefinition {
     text: Arc<str>,
 }
 
-/// Why a definition cannot be had.
+/// Reason why a definition cannot be loaded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DefinitionError {
     /// The store does not answer.
     #[error(transparent)]
     Store(#[from] StoreError),
     /// Definition or row is missing, or cannot be read.
-    #[error("{what} cannot be had: {why}")]
+    #[error("{what} cannot be loaded: {why}")]
     Unreadable {
         /// Name of the definition or row.
         what: String,
@@ -79,7 +79,7 @@ pub enum DefinitionError {
 }
 
 impl Definitions {
-    /// Nothing that is in force.
+    /// Makes definitions of which none is in force.
     #[must_use]
     pub fn new(store: Arc<dyn KvStore>) -> Self {
         Self {
@@ -103,7 +103,7 @@ impl Definitions {
         &self.usage
     }
 
-    /// How much a tenant may have; where none are in force there are no quotas.
+    /// Quotas of a tenant; unlimited where no tenants are in force.
     #[must_use]
     pub fn quotas(&self, tenant: &TenantId) -> Quotas {
         let in_force = self.in_force.borrow();
@@ -117,7 +117,7 @@ impl Definitions {
         Arc::clone(&self.in_force.borrow())
     }
 
-    /// Follows what is in force.
+    /// Subscribes to the definitions in force.
     #[must_use]
     pub fn subscribe(&self) -> watch::Receiver<Arc<ActiveDefinitions>> {
         self.in_force.subscribe()
@@ -141,10 +141,10 @@ impl Definitions {
         self.in_force.borrow().saga(tenant, name).map(Arc::clone)
     }
 
-    /// Reads what is in force, where another replica has changed it since it was read last, and puts it in force here.
+    /// Reads the definitions in force, if another replica has changed them since the last read, and puts them in force here.
     ///
     /// # Errors
-    /// [`DefinitionError`]; what was in force here is then.
+    /// [`DefinitionError`]; the former definitions then stay in force here.
     pub async fn refresh(&self) -> Result<Arc<ActiveDefinitions>, DefinitionError> {
         let _one_at_a_time = self.reading.lock().await;
         let found = self.beside.read(&[LaneRowKey::active(), LaneRowKey::tenants()]).await?;
@@ -172,7 +172,7 @@ impl Definitions {
         Ok(made)
     }
 
-    /// Reads what tenants brought.
+    /// Reads the definitions that tenants applied.
     async fn applied(&self) -> Result<BTreeMap<TenantId, AppliedRow>, DefinitionError> {
         let mut applied = BTreeMap::new();
         for (key, found) in self.beside.all(StoreTable::Active.range()).await? {
@@ -183,7 +183,7 @@ impl Definitions {
             };
             match (tenant, read_row(key.as_str(), &found)) {
                 (Some(tenant), Ok(row)) => drop(applied.insert(tenant, row)),
-                // What one tenant brought keeps nothing of the others back.
+                // A bad row of one tenant must not hold up the others.
                 (_, Err(error)) => tracing::error!("{error}; the tenant has none of its own sagas"),
                 (None, Ok(_)) => tracing::error!(%key, "the row is of no tenant"),
             }
@@ -191,7 +191,7 @@ impl Definitions {
         Ok(applied)
     }
 
-    /// Puts together what rows say.
+    /// Assembles the definitions from their rows.
     async fn make(
         &self,
         revision: u64,
@@ -233,10 +233,10 @@ impl Definitions {
         Ok(SagaVersions::new(versions, saga.is_retired))
     }
 
-    /// Keeps the texts of documents, so that instances may be pinned to them, and puts a catalog in force that was made of them.
+    /// Stores the texts of documents, so that instances can be pinned to them, and puts the catalog made of them in force.
     ///
     /// # Errors
-    /// [`DefinitionError`]; nothing is in force that was not before.
+    /// [`DefinitionError`]; nothing new is in force then.
     pub async fn put_in_force(
         &self,
         documents: &[ManifestDocument],
@@ -249,11 +249,11 @@ impl Definitions {
         Ok(())
     }
 
-    /// Puts documents with the catalog that they make in force in place of the operator's, and tenants: with one commit, each where it
-    /// is given, and with `more` that is to be written. Says whether it did: it does not where another change has come since `revision`.
+    /// Replaces the operator's documents and catalog, and the tenants, each where it is given, in one commit together with the changes in
+    /// `more`. Returns false, and changes nothing, if another change has come since `revision`.
     ///
     /// # Errors
-    /// [`DefinitionError`]; nothing is in force that was not before.
+    /// [`DefinitionError`]; nothing new is in force then.
     pub async fn replace(
         &self,
         operators: Option<(&[ManifestDocument], &Catalog)>,
@@ -302,7 +302,7 @@ impl Definitions {
         Ok(matches!(outcome, CommitOutcome::Committed(_)))
     }
 
-    /// The row that answers a request when it comes again, until a day from now.
+    /// The row that answers repeats of a request, for a day from now.
     pub(crate) async fn answer_row<T: Serialize>(
         &self,
         id: &str,
@@ -318,7 +318,7 @@ impl Definitions {
         found.map(|found| read_row("the answer to a request", &found)).transpose()
     }
 
-    /// Keeps documents under their hashes. Those that are there already are the same.
+    /// Stores documents under their hashes. Existing ones are identical.
     async fn keep(&self, documents: &[ManifestDocument]) -> Result<(), DefinitionError> {
         let key = |document: &ManifestDocument| LaneRowKey::definition(document.hash.as_bytes());
         let mut missing = Vec::new();
@@ -356,7 +356,7 @@ impl Definitions {
         }
     }
 
-    /// The text of a definition in its one form.
+    /// The canonical text of a definition.
     ///
     /// # Errors
     /// [`DefinitionError`].
@@ -378,7 +378,7 @@ impl Definitions {
             return Ok(known);
         }
         let found = self.beside.get(&LaneRowKey::definition(hash.as_bytes())).await?;
-        let found = found.ok_or_else(|| unreadable(hash, "no row has it"))?;
+        let found = found.ok_or_else(|| unreadable(hash, "it is not stored"))?;
         let text = std::str::from_utf8(&found.value).map_err(|error| unreadable(hash, error))?;
         let documents = manifest::read("definition", text).map_err(|problems| unreadable(hash, problems))?;
         let document = documents.into_iter().next().filter(|document| document.hash == hash);

@@ -1,7 +1,7 @@
-//! The owner of an effect's lane: takes commands into the ledger, and has each call made as its row says.
+//! Owner of an effect's lane: takes commands into the ledger, and has each call made as its row says.
 //!
-//! Each open call has a task of its own, which alone changes its row. That a call is about to be made is committed before, what came
-//! of it after it, together with the message that tells its saga.
+//! Each open call has its own task, the only one that changes the call's row. The intent to call is committed before the call is made,
+//! and its outcome afterwards, together with the result message for the saga.
 
 mod call;
 mod call_requests;
@@ -37,15 +37,15 @@ use crate::providers::CallProvider;
 use crate::quotas::{LaneCallUsage, OpenCallGuard};
 use crate::sagas::census;
 
-/// Words for one call that may wait.
+/// Messages for one call that may wait.
 const WORDS_MAX: usize = 8;
 
-/// A word for a call.
+/// A message for the task of a call.
 #[derive(Debug)]
 pub enum CallMessage {
     /// Cancellation: the saga no longer wants the call.
     Cancel,
-    /// Answer that came by another way.
+    /// Answer that came by another way than the call itself.
     Answer(ProviderAnswer),
     /// Heartbeat: what runs for the call is alive.
     Beat,
@@ -58,13 +58,13 @@ pub enum CallMessage {
 pub struct OpenCalls(Arc<Mutex<HashMap<CommandId, mpsc::Sender<CallMessage>>>>);
 
 impl OpenCalls {
-    /// Tells a call something; says whether it is open in this process.
+    /// Sends a message to a call; returns whether the call is open in this process and took it.
     pub fn notify(&self, command: CommandId, word: CallMessage) -> bool {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(words) = all.get(&command) else { return false };
-        // Another sign of life comes; it takes no room of words that come once.
-        let is_dropped = matches!(word, CallMessage::Beat) && words.capacity() < WORDS_MAX;
-        is_dropped || words.try_send(word).is_ok()
+        let Some(sender) = all.get(&command) else { return false };
+        // A heartbeat is dropped unless the queue is empty: another one follows, and messages that come once need the room.
+        let is_dropped = matches!(word, CallMessage::Beat) && sender.capacity() < WORDS_MAX;
+        is_dropped || sender.try_send(word).is_ok()
     }
 
     fn sender(&self, command: CommandId) -> Option<mpsc::Sender<CallMessage>> {
@@ -72,9 +72,9 @@ impl OpenCalls {
     }
 
     fn add(&self, command: CommandId) -> mpsc::Receiver<CallMessage> {
-        let (words, heard) = mpsc::channel(WORDS_MAX);
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(command, words);
-        heard
+        let (sender, receiver) = mpsc::channel(WORDS_MAX);
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(command, sender);
+        receiver
     }
 
     fn remove(&self, command: CommandId) {
@@ -92,13 +92,13 @@ pub struct EffectLane {
     pub weight: u32,
     /// Definitions in force.
     pub definitions: Arc<Definitions>,
-    /// The way to the outside world.
+    /// Provider that makes the calls.
     pub provider: Arc<dyn CallProvider>,
     /// Gates of upstreams, which permit calls.
     pub upstreams: Upstreams,
-    /// Where words for calls come from.
+    /// Open calls, by which messages reach them.
     pub calls: OpenCalls,
-    /// Calls that may be open at a time, whatever the tenant may have.
+    /// Calls that may be open at a time, whatever the tenant's quota.
     pub calls_max: u64,
     /// Environment that the lane works in.
     pub around: LaneEnvironment,
@@ -123,7 +123,7 @@ struct EffectLaneOwner {
     /// Outcomes of requests about calls.
     backs: mpsc::UnboundedReceiver<CallRequestOutcome>,
     backs_to: mpsc::UnboundedSender<CallRequestOutcome>,
-    /// True if the source is read again from another position as soon as its cursor is gone.
+    /// True while the source is set back: it is read again from another position once its cursor is gone.
     is_setting_back: bool,
     /// Events that the source has brought and that are not taken yet, in order.
     waiting: VecDeque<SourceEvent>,
@@ -131,17 +131,17 @@ struct EffectLaneOwner {
     open: LaneCallUsage,
     /// The lane's part of the bytes that may be in flight.
     share: InFlightBudget,
-    /// Tells when there may be room for another.
+    /// Notified when there may be room for another call.
     freed: watch::Receiver<()>,
     /// Look-ahead for messages about open calls.
     ahead: LookaheadState,
-    /// Where nobody answers commands of aggregates: effects order none.
+    /// Receiver that keeps the relay's channel for aggregate commands open; effects order none.
     _commands: mpsc::UnboundedReceiver<(u64, crate::lane::relay::OutboxRow)>,
 }
 
 impl EffectLane {
-    /// Takes the lane and owns it, until it is told to stop or another owner takes it. Gives why it was given up:
-    /// [`LaneExit::Stopped`] when it was asked to. Cancel-safe as a crash is: the next owner goes on from what is committed.
+    /// Takes the lane and owns it, until `stop` is cancelled or another owner takes the lane. Returns why the lane was given up:
+    /// [`LaneExit::Stopped`] after `stop`. Dropping the future is as safe as a crash: the next owner resumes from the last commit.
     pub async fn own(self, stop: CancellationToken) -> LaneExit {
         let lane = WorkflowLane::Effect { tenant: self.tenant.clone(), effect: self.effect.clone() };
         let around = self.around.clone();
@@ -213,7 +213,7 @@ impl EffectLaneOwner {
         Ok(owner)
     }
 
-    /// Goes on with the calls that are open.
+    /// Resumes the calls that are open.
     async fn adopt(&mut self) -> Result<(), LaneExit> {
         let open: Vec<(LaneRowKey, CommandId)> = self.shared.rows.all(StoreTable::EffectDue.range()).await?;
         for (_, command) in open {
@@ -222,7 +222,7 @@ impl EffectLaneOwner {
         Ok(())
     }
 
-    /// Has a call live until its end, from the row that was written for it just now, or from the one that is found.
+    /// Starts the task of a call, from the row that was written just now, or from the stored one.
     fn begin(&mut self, command: CommandId, taken: Option<(CallRow, u64)>, open: OpenCallGuard) {
         let words = self.shared.lane.calls.add(command);
         let life = CallTask::new(Arc::clone(&self.shared), command, words, open).with_row(taken);
@@ -241,7 +241,7 @@ impl EffectLaneOwner {
             self.tasks.abort_all();
             return Err(ended);
         }
-        // Calls that are under way have their time; whoever comes next goes on with the others.
+        // Calls under way may finish; the next owner resumes the others.
         while let Some(ended) = self.lives.join_next().await {
             if let Ok(Err(ended)) = ended {
                 return Err(ended);
@@ -250,7 +250,7 @@ impl EffectLaneOwner {
         if let Some(note) = self.source.note() {
             self.shared.rows.commit(Vec::new(), vec![note]).await?;
         }
-        // The relay ends when nobody is left who could have something sent.
+        // The relay ends once the last sender of its channel is dropped.
         let Self { shared, mut tasks, .. } = self;
         let cut = shared.rows.around().cut.clone();
         drop(shared);
@@ -269,13 +269,13 @@ impl EffectLaneOwner {
             }
             self.share.rest(!has_room || is_full);
             self.look_ahead_while_full(!has_room);
-            // Without room one thing is taken in: what is no command is seen to at once, and a command tells that something waits.
+            // Without room one message is taken in: other messages are handled at once, and a command shows that something waits.
             let most = match has_room {
                 true if is_full => 0,
                 true => TOGETHER_MAX,
                 false => usize::from(self.waiting.is_empty()),
             };
-            // A position that is being set back is not to be put where it was.
+            // While the source is set back, the former position must not be stored again.
             let next_note = self.source.next_note().filter(|_| !self.is_setting_back);
             tokio::select! {
                 biased;
@@ -294,7 +294,7 @@ impl EffectLaneOwner {
                     self.waiting.extend(brought.drain(..).map(|(_, brought)| brought));
                     self.take_in().await?;
                 }
-                // Room is made by lanes of the same tenant as well, and by a quota that is raised.
+                // Other lanes of the tenant make room as well, and so does a raised quota.
                 _ = self.freed.changed(), if !has_room => {}
                 Ok(()) = in_force.changed(), if !has_room => {}
                 () = tokio::time::sleep(next_note.unwrap_or_default()), if next_note.is_some() => {

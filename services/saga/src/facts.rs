@@ -2,7 +2,7 @@
 //!
 //! For each tenant that is watched in this process, one task reads the facts and, for each fact, the row of its instance. Watchers
 //! get that row, as of the fact or later. A watcher that begins further back, or falls behind, reads alone until it has caught up.
-//! Nothing here is durable: readers stop by themselves when nobody reads.
+//! Nothing here is durable: a feed ends with its last watcher, and the broker removes an unused consumer.
 
 mod feed;
 mod reader;
@@ -56,13 +56,13 @@ impl FromStr for FactPosition {
     }
 }
 
-/// Why facts are followed no further.
+/// Reason why a subscription to facts ends.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FactsError {
     /// The position is gone: the stream forgot what came behind it, or is another one.
     #[error("the position is gone: begin with a snapshot")]
     Gone,
-    /// The broker is away, for longer than anybody waits.
+    /// The broker has been away for longer than readers wait.
     #[error("the broker does not answer: {0}")]
     Away(BrokerError),
     /// Rows cannot be read.
@@ -97,14 +97,14 @@ pub struct FactHub(Arc<FactHubInner>);
 struct FactHubInner {
     broker: Arc<dyn MessageBroker>,
     reads: RowReader,
-    /// Names of consumers begin so: no other process has them.
+    /// Prefix of this process's consumer names; no other process has it.
     process: String,
     feeds: Mutex<HashMap<TenantId, Weak<FactFeed>>>,
     alone: Arc<Semaphore>,
 }
 
 impl FactHub {
-    /// Makes one for this process. `random` tells it from others.
+    /// Makes the hub of this process. `random` distinguishes it from other processes.
     #[must_use]
     pub fn new(broker: Arc<dyn MessageBroker>, reads: RowReader, random: u64) -> Self {
         let process = format!("watch-{random:016x}");
@@ -112,7 +112,7 @@ impl FactHub {
         Self(Arc::new(FactHubInner { broker, reads, process, feeds, alone }))
     }
 
-    /// Follows the facts of a tenant: those that come from now on, or behind a position.
+    /// Subscribes to the facts of a tenant: from now on, or from behind a position.
     ///
     /// # Errors
     /// [`FactsError`].
@@ -122,7 +122,7 @@ impl FactHub {
         from: Option<FactPosition>,
     ) -> Result<FactSubscription, FactsError> {
         let feed = self.feed(tenant).await?;
-        let (told, reached) = feed.subscribe();
+        let (changes, reached) = feed.subscribe();
         let position = match from {
             None => reached,
             Some(from) => {
@@ -143,7 +143,7 @@ impl FactHub {
             facts,
             tenant,
             feed,
-            changes: told,
+            changes,
             position,
             mark: 0,
             behind,
@@ -189,17 +189,17 @@ impl FactHubInner {
     }
 }
 
-/// One who follows the facts of a tenant.
+/// Subscription to the facts of a tenant.
 pub struct FactSubscription {
     facts: FactHub,
     tenant: TenantId,
     feed: Arc<FactFeed>,
     changes: broadcast::Receiver<InstanceChange>,
-    /// Everything up to this sequence was given.
+    /// Everything up to this sequence was delivered.
     position: u64,
-    /// Rows that the feed read for facts up to this sequence may be older than what the follower knows.
+    /// Rows that the feed read for facts up to this sequence may be older than the rows that the follower has read itself.
     mark: u64,
-    /// Sequence behind which the feed's changes begin: the follower reads the stream itself up to there.
+    /// Sequence behind which the feed's changes begin: the follower reads the stream itself up to this point.
     behind: Option<u64>,
     alone: Option<(FactReader, OwnedSemaphorePermit)>,
     /// Fact to give next, once its row was read.
@@ -213,7 +213,7 @@ impl FactSubscription {
         FactPosition { incarnation: self.feed.incarnation, sequence: self.position }
     }
 
-    /// Takes note that the follower has read rows by itself: what is given from now on is not older than those.
+    /// Notes that the follower has read rows itself: later changes are not older than those rows.
     pub fn has_read(&mut self) {
         self.mark = self.feed.begun();
     }
@@ -243,15 +243,15 @@ impl FactSubscription {
                     return Ok(changed);
                 }
                 Err(RecvError::Lagged(_)) => {
-                    let (told, reached) = self.feed.subscribe();
-                    (self.changes, self.behind) = (told, Some(reached));
+                    let (changes, reached) = self.feed.subscribe();
+                    (self.changes, self.behind) = (changes, Some(reached));
                 }
                 Err(RecvError::Closed) => return Err(self.feed.ended()),
             }
         }
     }
 
-    /// Reads what was told before it listened: the next fact, or notes that there are no more.
+    /// Catches up with facts from before the subscription to the feed: reads the next one, or notes that none is left.
     async fn come_up(&mut self, until: u64) -> Result<(), FactsError> {
         let (reading, _) = match &mut self.alone {
             Some(alone) => alone,
@@ -266,7 +266,7 @@ impl FactSubscription {
         match reading.next_until(until).await? {
             Some(fact) => self.next = Some(fact),
             None => {
-                // Rows were read meanwhile.
+                // The feed has read rows meanwhile.
                 (self.behind, self.alone) = (None, None);
                 self.has_read();
             }

@@ -12,14 +12,14 @@ pub struct SagaHealth {
     lacks: Arc<Mutex<BTreeMap<String, CountedImpairment>>>,
 }
 
-/// An impairment, and how many suffer from it.
+/// An impairment, and the number of its guards.
 #[derive(Debug)]
 struct CountedImpairment {
     impairment: Impairment,
     count: usize,
 }
 
-/// Something that is wrong as long as this is kept.
+/// Guard of an impairment, which lasts until the guard is dropped.
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct ImpairmentGuard {
@@ -28,13 +28,13 @@ pub(crate) struct ImpairmentGuard {
 }
 
 impl SagaHealth {
-    /// Tells by this readiness.
+    /// Reports impairments through this readiness.
     #[must_use]
     pub fn new(readiness: &Readiness) -> Self {
         Self { readiness: readiness.clone(), lacks: Arc::default() }
     }
 
-    /// Tells that something is wrong, until what this gives is dropped. Of several reasons under one name the last one is told.
+    /// Reports an impairment until the guard is dropped. Of several reasons under one name, the last one is shown.
     pub(crate) fn begin_impairment(&self, name: &str, why: &str) -> ImpairmentGuard {
         let mut lacks = self.lacks.lock().unwrap_or_else(PoisonError::into_inner);
         let counted = lacks

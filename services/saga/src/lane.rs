@@ -26,7 +26,7 @@ use self::rows::LaneStore;
 use crate::health::SagaHealth;
 use crate::metrics::Metrics;
 
-/// The streams of this suite, and what each of them carries; without tenants subjects have no tenant in front.
+/// The streams of this suite with their subjects; without tenants, subjects have no tenant in front.
 #[must_use]
 pub fn streams(has_tenants: bool) -> [StreamSpec; 2] {
     let (day, start) = (Duration::from_secs(24 * 3600), if has_tenants { "tenant.*." } else { "" });
@@ -40,11 +40,11 @@ pub fn streams(has_tenants: bool) -> [StreamSpec; 2] {
     ]
 }
 
-/// Stream of events of aggregates, which is not ours.
+/// Stream of events of aggregates, which this service does not create.
 pub const AGGREGATE_EVENTS: &str = "AGGREGATE_EVENTS";
 /// Stream of commands for effects, and of verbs.
 pub const WORKFLOW_COMMANDS: &str = "WORKFLOW_COMMANDS";
-/// Stream of results of effects, and of what became of instances.
+/// Stream of results of effects, and of facts about instances.
 pub const WORKFLOW_EVENTS: &str = "WORKFLOW_EVENTS";
 
 /// Largest message of a lane with its headers, in bytes: what a server has to take.
@@ -69,23 +69,23 @@ pub struct LaneEnvironment {
     pub health: SagaHealth,
     /// Limits that lanes of the process share.
     pub bounds: InFlightLimits,
-    /// Rows of the outbox with which a lane takes in nothing new.
+    /// Number of outbox rows at which a lane takes in nothing new.
     pub outbox_rows_max: usize,
-    /// How long the broker waits before it delivers again what was not acknowledged: [`source::ACK_WAIT`], or less in tests.
+    /// How long the broker waits before it redelivers an unacknowledged message: [`source::ACK_WAIT`], or less in tests.
     pub ack_wait: Duration,
-    /// Set once the streams that are ours were made: nothing is read before.
+    /// Set once this service's streams exist: nothing is read before.
     pub streams_made: Arc<SetOnce<()>>,
     /// True if subjects name tenants.
     pub has_tenants: bool,
     /// Name of this replica among those that share the store.
     pub replica: Arc<str>,
-    /// Ends what is still under way in a lane that is given up and takes too long.
+    /// Cancelled to end the remaining work of lanes that take too long to stop.
     pub cut: CancellationToken,
-    /// Woken when the store's clock may have been moved: by tests.
+    /// Notified, by tests, when the store's clock may have been moved.
     pub wake: Arc<Notify>,
 }
 
-/// Why an owner gives up its lane. It is taken anew afterwards, by whoever it belongs to then.
+/// Reason why an owner gives up its lane. The lane is taken again afterwards, by the replica that it is assigned to then.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LaneExit {
     /// Another owner has taken it since.
@@ -96,7 +96,7 @@ pub enum LaneExit {
         /// The epoch of the other owner.
         epoch: u64,
     },
-    /// A message came that its filter does not let through: the broker keeps tenants apart no more.
+    /// A message came that the lane's filter should not let through: the broker does not keep tenants apart.
     #[error(
         "the lane {lane} was given a message of the subject `{subject}`, which its filter does not let through"
     )]
@@ -114,7 +114,7 @@ pub enum LaneExit {
         /// Fault of the row.
         why: String,
     },
-    /// A batch is beyond a limit: a defect of this program.
+    /// A commit exceeds a limit of the store: a defect of this program.
     #[error("a commit of the lane {lane} does not fit: {why}")]
     TooLarge {
         /// The lane.
@@ -130,7 +130,7 @@ pub enum LaneExit {
     },
 }
 
-/// Takes a lane and works in it until the work ends; gives it up where that was asked for, so that the next owner need not wait.
+/// Takes a lane and works in it until the work ends; after a requested stop it releases the lane, so that the next owner need not wait.
 pub(crate) async fn own<W>(
     lane: WorkflowLane,
     around: LaneEnvironment,

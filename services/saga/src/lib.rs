@@ -1,15 +1,15 @@
 //! The saga service: runs sagas, and makes the calls that they order.
 //!
-//! - [`lane`]: what lanes of both kinds have in common: epochs, rows, sources, what goes out.
-//! - [`sagas`]: the owner of a saga's lane; [`effects`]: that of an effect's.
-//! - [`placement`]: which lanes this replica owns; [`tenants`]: whose; [`quotas`]: how much they have.
-//! - [`manifests`]: what people write; [`definitions`]: what is in force, and what instances are pinned to.
-//! - [`command_service`]: the gateway of aggregates; [`nats_permissions`]: what the broker has to allow; [`health`]: what is
-//!   wrong while all goes on.
-//! - [`metrics`]: what is counted; [`spans`]: what collectors of traces are told; [`visibility`]: how much of it.
-//! - [`rpc`]: what actors and the operator may call; [`reads`]: rows, for whoever owns no lane; [`facts`]: what becomes
-//!   of instances, for those who watch.
-//! - [`providers`]: the ways to the outside world; [`secrets`]: what they prove themselves with.
+//! - [`lane`]: the parts that lanes of both kinds share: epochs, rows, sources, outgoing messages.
+//! - [`sagas`]: the owner of a saga's lane; [`effects`]: the owner of an effect's lane.
+//! - [`placement`]: which lanes this replica owns; [`tenants`]: the tenants they belong to; [`quotas`]: how much each tenant may have.
+//! - [`manifests`]: the files that people write; [`definitions`]: the definitions in force, and those that instances are pinned to.
+//! - [`command_service`]: the gateway of aggregates; [`nats_permissions`]: what the broker has to allow; [`health`]: impairments of
+//!   a service that works on.
+//! - [`metrics`]: counters and gauges; [`spans`]: spans for trace collectors; [`visibility`]: how much of an instance they show.
+//! - [`rpc`]: the methods that actors and the operator call; [`reads`]: rows, read without owning their lane; [`facts`]: changes
+//!   of instances, for watchers.
+//! - [`providers`]: calls to the outside world; [`secrets`]: their credentials.
 
 mod admin;
 mod app;

@@ -1,4 +1,4 @@
-//! Manifests in a directory: all of them are read and checked, or none comes in force.
+//! Manifests in a directory: all of them are read and checked, or none comes into force.
 
 use std::path::{Path, PathBuf};
 
@@ -32,12 +32,12 @@ pub struct Manifests {
 }
 
 impl Manifests {
-    /// Reads all manifests of a directory: its files whose names end in `.yaml` or `.yml` and which say that they are one, in the
-    /// order of their names. A file that does not begin with `kind:` is something else, such as a flow file. What is wrong with them is
-    /// told by [`Manifests::catalog`].
+    /// Reads all manifests of a directory, in the order of their names: its files whose names end in `.yaml` or `.yml` and which have a
+    /// line that begins with `kind:`. Other files are something else, such as flow files. [`Manifests::catalog`] reports what is wrong
+    /// with the manifests.
     ///
     /// # Errors
-    /// The directory cannot be read, or has too many of them.
+    /// The directory cannot be read, or has too many manifests.
     pub fn read(directory: &Path) -> Result<Self, BadManifests> {
         let refused = |path: &Path, message: String| {
             BadManifests(vec![Problems::new(
@@ -86,7 +86,7 @@ impl Manifests {
     /// Makes a catalog of them, which follows another one. `live` are definitions that have to keep their effects.
     ///
     /// # Errors
-    /// Everything that is wrong with them, each by itself and all of them together.
+    /// Everything that is wrong with single manifests, and with all of them together.
     pub fn catalog(&self, before: &Catalog, live: &[RequiredDefinition]) -> Result<Catalog, BadManifests> {
         Catalog::of(&self.drafts, before, live).map_err(BadManifests)
     }
@@ -125,18 +125,18 @@ mod tests {
         let manifests = Manifests::read(dir.path()).expect("good");
         assert_eq!(manifests.documents().len(), 4);
         assert_eq!(manifests.catalog(&Catalog::default(), &[]).expect("it fits").sagas().count(), 1);
-        let told = || {
+        let problems = || {
             let manifests = Manifests::read(dir.path()).expect("it can be read");
             manifests.catalog(&Catalog::default(), &[]).expect_err("some are bad").to_string()
         };
         write("bad.yaml", "kind: Saga\nname: a_b\n");
         write("again.yaml", &EXAMPLE.replace("name: order-fulfilment", "name: again"));
-        let refused = told();
-        // What is wrong with several of them together is told with the rest.
+        let refused = problems();
+        // Problems of several manifests together are reported with the rest.
         assert!(refused.contains("bad.yaml:2:7: "), "{refused}");
         assert!(refused.contains("the provider `mail` stands twice"), "{refused}");
         write("worse.yml", "kind: Sagga\n");
-        let refused = told();
+        let refused = problems();
         assert!(refused.contains("bad.yaml:2:7: ") && refused.contains("worse.yml:1:7: "), "{refused}");
         let nowhere = Manifests::read(&dir.path().join("none")).expect_err("not there").to_string();
         assert!(nowhere.contains("none: cannot be read: "), "{nowhere}");

@@ -29,7 +29,7 @@ const LONG: [f64; 12] = [0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 300.0, 900.
 /// Bounds of attempts.
 const ATTEMPTS: [f64; 8] = [1.0, 2.0, 3.0, 5.0, 8.0, 13.0, 21.0, 100.0];
 
-/// An input that is being applied, counted as long as this is kept.
+/// An input that is being applied, counted until this guard is dropped.
 #[derive(Debug)]
 pub(crate) struct ActiveInputGuard(IntGauge);
 
@@ -50,19 +50,19 @@ pub struct Metrics {
     pub lanes_owned: IntGauge,
     /// Lanes that were taken.
     pub taken: IntCounter,
-    /// Commits that were refused since the lane has another owner.
+    /// Commits that were refused because the lane has another owner.
     pub fenced_commits: IntCounter,
-    /// Cursors that were made, by the reason.
+    /// Cursors that were opened, by reason.
     pub cursor_resets: IntCounterVec,
     /// Census of what owned lanes keep.
     pub census: CensusGauges,
-    /// Owned lanes that have as many dead letters as they may have, so that inputs wait.
+    /// Owned lanes at their limit of dead letters, so that inputs wait.
     pub lanes_full_of_letters: IntGauge,
-    /// Bytes that the store uses, as they were measured last.
+    /// Bytes that the store uses, as last measured.
     pub store_bytes: IntGauge,
     /// Latest readings of sources and outboxes of owned lanes.
     pub readings: LaneReadings,
-    /// Streams that went back, by stream and by what shows it.
+    /// Streams that went back, by stream and evidence.
     stream_went_back: IntCounterVec,
     /// Steps back of the store's clock.
     pub clock_went_back: IntCounter,
@@ -70,7 +70,7 @@ pub struct Metrics {
     pub events_expired: IntCounter,
     /// Messages that no filter should have let through.
     pub foreign_messages: IntCounter,
-    /// Requests whose metadata named another tenant than they did.
+    /// Requests whose metadata named another tenant than their body.
     pub tenant_mismatches: IntCounter,
     /// Work that was sent.
     pub relayed: IntCounter,
@@ -79,15 +79,15 @@ pub struct Metrics {
     pub timers_fired: IntCounter,
     /// Dead letters that were written.
     pub letters: TenantCounter,
-    /// Timers in memory whose time is over, and that wait for a source.
+    /// Overdue timers in memory that wait for a source.
     pub timers_waiting_for_source: IntGauge,
     /// Time between the moment at which a timer was due and its transition.
     timer_lag: Histogram,
-    /// Journals and transitions that gave something else when they were run again.
+    /// Journals and transitions that gave another result when they were run again.
     pub replay_differences: IntCounter,
     /// Transitions that were made twice and compared.
     pub transitions_verified: IntCounter,
-    /// Watchers that were ended since they did not read.
+    /// Watchers that were ended because they did not read.
     pub slow_watchers: IntCounter,
     transitions: IntCounterVec,
     transition_seconds: Histogram,
@@ -113,7 +113,7 @@ impl SagaMetricRegistrar<'_> {
         add(self.registry, &IntCounterVec::new(opts, labels)?)
     }
 
-    /// One that may have a label for the tenant.
+    /// Registers a counter that may have a label for the tenant.
     fn of_tenants(
         &self,
         name: &str,
@@ -149,7 +149,7 @@ impl SagaMetricRegistrar<'_> {
 }
 
 impl Metrics {
-    /// Registers them as the operator wants to see them.
+    /// Registers the metrics, with the visibility that the operator wants.
     ///
     /// # Errors
     /// When one of the names is taken in this registry.
@@ -231,7 +231,7 @@ impl Metrics {
         })
     }
 
-    /// Counts a lane that finds a stream to have gone back.
+    /// Counts a lane that finds that a stream went back.
     pub(crate) fn stream_went_back(&self, stream: &str, loss: StreamLoss) {
         self.stream_went_back.with_label_values(&[stream, loss.as_str()]).inc();
     }
@@ -247,7 +247,7 @@ impl Metrics {
         self.inputs_under_way.get()
     }
 
-    /// Counts an input, by what became of it. `saga` is what [`label`](crate::definitions::ActiveDefinitions::label) calls it.
+    /// Counts an input, by its outcome. `saga` is its [`label`](crate::definitions::ActiveDefinitions::label).
     pub fn transition(&self, saga: &str, tenant: &TenantId, outcome: &str) {
         if outcome == "repeat" {
             self.dedupe_hit("store");
@@ -255,7 +255,7 @@ impl Metrics {
         self.transitions.with_label_values(&self.by_tenant.values(&[saga, outcome], tenant)).inc();
     }
 
-    /// Forgets what was counted of sagas whose names are kept no more.
+    /// Drops the counts of sagas whose names are no longer kept.
     pub fn forget_sagas(&self, is_kept: impl Fn(&str) -> bool) {
         for family in self.transitions.collect() {
             for metric in family.get_metric() {
@@ -270,7 +270,7 @@ impl Metrics {
                 let names = self.by_tenant.labels(&["saga", "outcome"]);
                 let values: Vec<_> = names.iter().map(value).collect();
                 if values.first().is_some_and(|saga| !is_kept(saga)) {
-                    // Nobody else removes it.
+                    // It was there just now, and no other task removes it.
                     let _ = self.transitions.remove_label_values(&values);
                 }
             }
@@ -293,13 +293,13 @@ impl Metrics {
         self.timer_lag.observe(length.as_secs_f64());
     }
 
-    /// Counts an input that had come before: `store` knew an event or a request, `ledger` a command.
+    /// Counts an input that had come before: `store` recognised an event or a request, `ledger` a command.
     pub fn dedupe_hit(&self, place: &str) {
         self.dedupe_hits.with_label_values(&[place]).inc();
     }
 }
 
-/// One lane's part of a gauge that all lanes share; taken back when it is dropped.
+/// One lane's part of a gauge that all lanes share; taken back on drop.
 #[derive(Debug)]
 pub struct GaugeShare {
     gauge: IntGauge,
@@ -307,7 +307,7 @@ pub struct GaugeShare {
 }
 
 impl GaugeShare {
-    /// Begins with nothing.
+    /// Makes an empty part.
     #[must_use]
     pub const fn new(gauge: IntGauge) -> Self {
         Self { gauge, part: 0 }

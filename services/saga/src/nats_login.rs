@@ -1,11 +1,11 @@
-//! How programs of sagas enter a NATS server: flags that all of them share.
+//! Login of saga programs at a NATS server: flags that all of them share.
 
 use std::path::PathBuf;
 
 use broker::{JetStreamLogin, JetStreamOptions, JetStreamTls};
 use clap::Args;
 
-/// Flags that say who a program is to the server of `--nats-url`, and how their connection is kept private.
+/// Flags for the identity of a program at the server of `--nats-url`, and for TLS.
 #[derive(Debug, Clone, Default, Args)]
 pub struct NatsLogin {
     /// User to log in as at the server of --nats-url
@@ -14,7 +14,7 @@ pub struct NatsLogin {
     /// The password of that user, in a file
     #[arg(long, env = "MYCORA_NATS_PASSWORD_FILE", value_name = "FILE", requires = "nats_user")]
     nats_password_file: Option<PathBuf>,
-    /// A token that lets in whoever has it, in a file
+    /// The token to log in with at that server, in a file
     #[arg(long, env = "MYCORA_NATS_TOKEN_FILE", value_name = "FILE", conflicts_with = "nats_user")]
     nats_token_file: Option<PathBuf>,
     /// Speak TLS with that server, whose certificate is of an authority that this machine trusts

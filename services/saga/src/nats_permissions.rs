@@ -1,7 +1,7 @@
 //! Users of a NATS server that keeps tenants apart, and what each of them may do: as its configuration has it.
 //!
-//! The service may read the three streams, write what it writes, and make what it needs; whoever publishes events may do that for one
-//! tenant. Whoever publishes has an inbox of its own: messages of all tenants come into those of the service.
+//! The service may read the three streams, publish its own messages, and create its streams and consumers. A publisher may publish
+//! events of one tenant only. It has its own inbox prefix, since the inboxes of the service receive messages of all tenants.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;

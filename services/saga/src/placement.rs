@@ -1,12 +1,12 @@
-//! Which lanes this replica owns, and that it does.
+//! Placement: decides which lanes this replica owns, takes them and gives them up.
 //!
-//! Every replica hears by its beats who else lives, and comes to the same answer whose a lane is. One that is not its own any more is
-//! given up: what is under way ends, what was committed is sent. One that is its own is taken once its former owner has given it up,
-//! or is gone; taking fences that one out in any case.
+//! By its heartbeats every replica learns which others live, and all compute the same owner of each lane. A replica gives up a lane that
+//! is no longer its own: work under way ends, committed messages are sent. It takes a lane that is its own once the former owner has
+//! given it up or is gone; taking it fences the former owner out in any case.
 //!
-//! A lane that was fenced is taken again by a later beat only, if that still says that it is ours: two replicas that know different
-//! members take a lane from each other once at most. A lane that was given a message that no filter lets through stays away until a
-//! reload, since the broker keeps tenants apart no more.
+//! A fenced lane is taken again only after a later heartbeat that still assigns it to this replica: two replicas that know different
+//! members take a lane from each other once at most. A lane that received a message which its filter should not let through stays away
+//! until a reload, since the broker does not keep tenants apart.
 
 mod clock_watch;
 pub mod decisions;
@@ -40,12 +40,12 @@ use crate::quotas::LANE_CALLS_MAX;
 use crate::sagas::{SAGA_LETTERS_MAX, SagaLane};
 use crate::tenants::TenantRegistry;
 
-/// Lanes that a replica owns.
+/// Largest number of lanes that a replica owns.
 pub const LANES_MAX: usize = 2000;
-/// Why a lane stays away, in words that name no other tenant.
+/// Reason why a lane stays away; names no other tenant.
 const FOREIGN: &str = "it was given a message that its filter does not let through; compare the consumer with its filter, then Reload has \
                        it taken";
-/// Why a lane is left out, in words that name no other tenant.
+/// Reason why a lane is left out; names no other tenant.
 const NO_ROOM: &str =
     "its replica owns as many lanes as it may: start another replica, or have fewer sagas, shards or effects";
 
@@ -61,7 +61,7 @@ pub struct SagaReplicaRole {
 /// Identity of a replica among the others.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SagaReplicaIdentity {
-    /// Name of the replica, which no other one has.
+    /// Unique name of the replica.
     pub name: String,
     /// Number of its process.
     pub session: u64,
@@ -89,7 +89,7 @@ impl SagaReplicaIdentity {
         Ok(Self { name: name.to_owned(), session: rand::random(), weight })
     }
 
-    /// A replica of a name that no other process of this suite has: that of the machine, and the number of the process.
+    /// Makes an identity with a unique name: that of the machine, and the number of the process.
     ///
     /// # Errors
     /// As [`SagaReplicaIdentity::new`].
@@ -100,10 +100,10 @@ impl SagaReplicaIdentity {
     }
 }
 
-/// Ways to the outside world, by effect.
+/// Providers that make the calls, by effect.
 pub type CallProviders = BTreeMap<EffectName, Arc<dyn CallProvider>>;
 
-/// Placement of lanes on this replica, and what they are owned with.
+/// Placement of lanes on this replica, and the dependencies that their owners need.
 pub struct LanePlacement {
     /// Name of this replica.
     pub name: String,
@@ -115,7 +115,7 @@ pub struct LanePlacement {
     pub drained: watch::Receiver<Arc<BTreeSet<TenantId>>>,
     /// Definitions in force.
     pub definitions: Arc<Definitions>,
-    /// Ways to the outside world.
+    /// Providers that make the calls.
     pub providers: watch::Receiver<Arc<CallProviders>>,
     /// Where commands of aggregates go.
     pub gateway: Arc<dyn Gateway>,
@@ -127,7 +127,7 @@ pub struct LanePlacement {
     pub around: LaneEnvironment,
     /// How long calls under way may take to end when their lane is given up.
     pub grace: Duration,
-    /// Lanes that it owns at most: [`LANES_MAX`], or fewer in tests.
+    /// Largest number of lanes to own: [`LANES_MAX`], or fewer in tests.
     pub lanes_max: usize,
     /// Lanes that stay away or are left out, and why.
     pub away: watch::Sender<Arc<BTreeMap<WorkflowLane, &'static str>>>,
@@ -142,9 +142,9 @@ struct LaneAssignment {
     definition: Option<BlobHash>,
     since: Option<u64>,
     weight: u32,
-    /// Which way to the outside world it has: that of another reload is another one.
+    /// Address in memory of the effect's provider, which changes when a reload replaces the provider.
     provider: usize,
-    /// How often this replica was lost before: what it took then may be another's.
+    /// How often this replica was lost before: lanes that it took then may be another replica's.
     lapses: u64,
 }
 
@@ -159,14 +159,14 @@ struct OwnedLane {
 struct ReplicaLanes {
     owned: BTreeMap<WorkflowLane, OwnedLane>,
     owners: JoinSet<(WorkflowLane, LaneExit)>,
-    /// Lanes that have ended by themselves, and the last beat before that: a later one says whether they are ours.
+    /// Lanes that ended on their own, and the last heartbeat before that: a later one says whether they are still ours.
     ended: BTreeMap<WorkflowLane, u64>,
-    /// Tells that some are left out, as long as that is so.
+    /// Reports that some lanes are left out, while they are.
     lack: Option<ImpairmentGuard>,
 }
 
 impl LanePlacement {
-    /// Owns lanes until it is told to stop, and gives them up then.
+    /// Owns lanes until `stop` is cancelled, and gives them up then.
     pub async fn run(mut self, stop: CancellationToken) {
         let mut in_force = self.definitions.subscribe();
         let mut lanes = ReplicaLanes::default();
@@ -202,7 +202,7 @@ impl LanePlacement {
         let beat = *self.heard.beats.borrow_and_update();
         let wanted = self.wanted(in_force, &view);
         let (wanted, left_out) = in_turns(wanted, self.lanes_max);
-        self.tell_left_out(&left_out, lanes);
+        self.report_left_out(&left_out, lanes);
         for (lane, owned) in &lanes.owned {
             if wanted.get(lane) != Some(&owned.wanted) {
                 owned.stop.cancel();
@@ -221,25 +221,25 @@ impl LanePlacement {
         }
         match away.values().filter(|why| **why == FOREIGN).count() {
             0 => self.lanes.met(),
-            // Anybody may ask what is missing, so that no tenant is named: the log and ListLanes do.
+            // Anyone may read this, so it names no tenant: the log and ListLanes do.
             count => self.lanes.unmet(format!("{count} stay away until a reload, each because {FOREIGN}")),
         }
     }
 
-    /// Tells which lanes are left out for want of room.
-    fn tell_left_out(&self, left_out: &[WorkflowLane], lanes: &mut ReplicaLanes) {
+    /// Reports which lanes are left out for want of room.
+    fn report_left_out(&self, left_out: &[WorkflowLane], lanes: &mut ReplicaLanes) {
         lanes.lack = (!left_out.is_empty()).then(|| {
             let why = format!("{} are left out, each because {NO_ROOM}", left_out.len());
             self.around.health.begin_impairment("lanes of this replica", &why)
         });
-        let told = self.away.send_if_modified(|away| {
+        let is_changed = self.away.send_if_modified(|away| {
             let mut now: BTreeMap<_, _> = away
                 .iter()
                 .filter(|(_, why)| **why != NO_ROOM)
                 .map(|(lane, why)| (lane.clone(), *why))
                 .collect();
             for lane in left_out {
-                // Whatever else keeps it away does so until a reload.
+                // Any other reason keeps the lane away until a reload.
                 now.entry(lane.clone()).or_insert(NO_ROOM);
             }
             let is_new = **away != now;
@@ -248,18 +248,18 @@ impl LanePlacement {
             }
             is_new
         });
-        if let Some(first) = left_out.first().filter(|_| told) {
+        if let Some(first) = left_out.first().filter(|_| is_changed) {
             tracing::warn!(count = left_out.len(), %first, "lanes are left out: this replica owns as many as it may");
         }
     }
 
-    /// Takes note that a lane is not owned any more.
+    /// Notes that a lane is not owned any more.
     fn ended(&self, lane: WorkflowLane, ended: &LaneExit, lanes: &mut ReplicaLanes) {
         lanes.owned.remove(&lane);
         match ended {
             LaneExit::Stopped { .. } => {}
             LaneExit::Foreign { subject, .. } => {
-                tracing::error!(%lane, subject, "the lane stays away until a reload: the broker keeps tenants apart no more");
+                tracing::error!(%lane, subject, "the lane stays away until a reload: the broker does not keep tenants apart");
                 self.away.send_modify(|away| {
                     Arc::make_mut(away).insert(lane, FOREIGN);
                 });
@@ -300,7 +300,7 @@ impl LanePlacement {
         let mut wanted = BTreeMap::new();
         for (tenant, found) in tenants.iter().copied() {
             for ActiveSagaRef { name, active } in in_force.sagas_of(tenant) {
-                // One that was left out has no schedule any more.
+                // A retired saga has no schedule any more.
                 let definition = Some(active.hash).filter(|_| !active.is_retired);
                 let (since, weight) = (Some(active.since), found.weight);
                 wanted.extend((0..active.shards).map(|shard| {
@@ -375,8 +375,8 @@ impl LanePlacement {
     }
 }
 
-/// Chooses so many lanes, tenants in turn, so that one with many leaves room for the others; gives those that are left out as well. A
-/// tenant has lanes of its effects first: without them its sagas order what nobody does.
+/// Chooses a limited number of lanes, tenants in turn, so that one with many leaves room for the others; gives the ones left out as
+/// well. The lanes of a tenant's effects come first: without them its sagas order calls that no lane makes.
 fn in_turns(
     mut lanes: BTreeMap<WorkflowLane, LaneAssignment>,
     most: usize,

@@ -43,10 +43,10 @@ use crate::visibility::SagaVisibilityFlags;
 const NO_STORAGE: &str = "none";
 const MIB: usize = 1024 * 1024;
 
-/// Time that a drain leaves, at most, to commit and send the outcomes of calls.
+/// Largest part of a drain that is left to commit and send the outcomes of calls.
 const COMMIT_WITHIN: Duration = Duration::from_secs(3);
 
-/// Where the service finds what it needs.
+/// Flags of the service.
 #[derive(Debug, clap::Args)]
 pub struct Flags {
     /// Role of this process: sagas, effects, or both
@@ -142,12 +142,12 @@ impl Flags {
         Ok(identity.map_err(|why| BadConfig(why.into()))?)
     }
 
-    /// How long calls may take to end, so that what is left of the drain is enough to commit what came of them.
+    /// How long calls may take to end, so that the rest of the drain is enough to commit their outcomes.
     fn grace(drain_deadline: Duration) -> Duration {
         drain_deadline.saturating_sub((drain_deadline / 4).min(COMMIT_WITHIN))
     }
 
-    /// The way to storage; none where it is not wanted.
+    /// Channel to storage; `None` where it is not wanted.
     fn storage(&self, tls: &TlsFiles) -> Result<Option<Channel>, Failure> {
         if self.storage == NO_STORAGE {
             return Ok(None);
@@ -155,7 +155,7 @@ impl Flags {
         Ok(Some(Channel::remote(&self.storage, tls, Some("storage"))?))
     }
 
-    /// Where flows are run; none where that is not wanted.
+    /// Suite that runs flows; `None` where that is not wanted.
     fn flows(&self, tls: &TlsFiles, storage: Option<&Channel>) -> Result<Option<FlowSuite>, Failure> {
         let Some(url) = &self.scheduler else { return Ok(None) };
         let storage = storage.ok_or("flows need the storage of their suite: name it with --storage")?.clone();
@@ -168,7 +168,7 @@ impl Flags {
         Ok(JetStream::start(options)?)
     }
 
-    /// Reads whose sagas there are. Where that fails, everything that is wrong with the manifests is told with it.
+    /// Reads the tenants. If that fails, the error has everything that is wrong with the manifests as well.
     fn tenants(&self) -> Result<TenantRegistry, BadManifests> {
         let Some(file) = &self.tenants else { return Ok(TenantRegistry::single(self.context)) };
         let name = file.display().to_string();
@@ -307,7 +307,7 @@ async fn reload_at(mut hangups: Signal, app: &App) {
     while hangups.recv().await.is_some() {
         match app.reload().await {
             Ok(changes) => tracing::info!(changes = changes.len(), "manifests and tenants were read again"),
-            Err(error) => tracing::error!("they are not taken, what was in force is: {error}"),
+            Err(error) => tracing::error!("reload refused, the former files stay in force: {error}"),
         }
     }
     std::future::pending().await

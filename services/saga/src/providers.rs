@@ -1,8 +1,8 @@
-//! The ways to the outside world: one file for each transport.
+//! Providers of calls to the outside world: one file for each transport.
 //!
-//! A provider makes a call and says what came of it. It decides nothing about retries: the ledger does.
+//! A provider makes a call and returns its outcome. It decides nothing about retries: the ledger does.
 //!
-//! - [`flow`] has flows of this suite run;
+//! - [`flow`] runs flows of this suite;
 //! - [`http`] makes requests by HTTP;
 //! - [`smtp`] sends mail.
 
@@ -19,10 +19,10 @@ use workflow::Json;
 use workflow::ledger::ProviderAnswer;
 use workflow::provider::Effect;
 
-/// Flag of a call: raised before anything of it leaves that the upstream may act upon. Clones share one flag.
+/// Flag of a call, raised before anything is sent that the upstream may act upon. Clones share one flag.
 ///
-/// A call that is dropped before was not made and may be made again ([`ProviderAnswer::Passing`]); once the flag is up, nobody knows
-/// ([`ProviderAnswer::Unknown`]).
+/// A call that is dropped before was not made and may be made again ([`ProviderAnswer::Passing`]); once the flag is up, the outcome is
+/// unknown ([`ProviderAnswer::Unknown`]).
 #[derive(Debug, Clone, Default)]
 pub struct SentFlag(Arc<AtomicBool>);
 
@@ -38,9 +38,9 @@ impl SentFlag {
         self.0.load(Ordering::SeqCst)
     }
 
-    /// Notes that all of the call is with the system, which delivers it even if this process ends now.
+    /// Notes that the whole call was handed to the operating system, which delivers it even if this process ends now.
     pub(crate) fn has_left(&self) {
-        debug_assert!(self.is_raised(), "what has left may have been acted upon");
+        debug_assert!(self.is_raised(), "the flag is raised before anything is sent");
         service::crash_point("effect.sent");
     }
 }
@@ -60,7 +60,7 @@ impl egress::SendObserver for SentFlag {
 pub struct ProviderCall {
     /// Tenant that the call belongs to.
     pub tenant: TenantId,
-    /// The command, which is the key under which it counts once.
+    /// The command, which is the idempotency key of the call.
     pub command: CommandId,
     /// The effect.
     pub effect: Arc<Effect>,
@@ -68,25 +68,26 @@ pub struct ProviderCall {
     pub input: Arc<Json>,
     /// W3C trace context, to be passed on.
     pub traceparent: Option<String>,
-    /// The token by which its answer can be given later, where the effect has such answers.
+    /// Token for an answer that comes later; `None` where the effect has no such answers.
     pub callback_token: Option<String>,
-    /// Flag that says whether anything was sent. New for each attempt.
+    /// Flag that shows whether anything was sent. New for each attempt.
     pub sent: SentFlag,
 }
 
-/// A way to the outside world.
+/// Provider that makes calls to the outside world.
 #[async_trait]
 pub trait CallProvider: Send + Sync {
-    /// Makes a call. Whoever asks drops it after `start_to_close`; [`ProviderCall::sent`] says then whether it may have happened.
+    /// Makes a call. The caller drops the future after `start_to_close`; [`ProviderCall::sent`] then shows whether the call may have
+    /// happened.
     async fn call(&self, call: &ProviderCall) -> ProviderAnswer;
 
-    /// Asks whether a call has happened: nothing where the upstream cannot be asked now, [`ProviderAnswer::Passing`] where it has not.
+    /// Asks whether a call has happened: `None` where the upstream cannot be asked now, [`ProviderAnswer::Passing`] where it has not.
     async fn ask(&self, call: &ProviderCall) -> Option<ProviderAnswer>;
 
-    /// Takes over a call that waits for what runs under this name, and was begun by another process or by an earlier owner of its
-    /// lane: its end is told as if it had been begun here, also when it has ended since.
+    /// Takes over a call that waits for work under this external name, begun by another process or an earlier owner of the lane. The end
+    /// is reported as if the work had been begun here, even if it has ended since.
     async fn adopt(&self, _: &ProviderCall, _: &str) {}
 
-    /// Stops what runs for a call under this name. Its end comes by the way by which it would have come.
+    /// Stops the work that runs for a call under this external name. Its end is reported the usual way.
     async fn stop(&self, call: &ProviderCall, external: &str);
 }

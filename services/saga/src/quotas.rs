@@ -1,7 +1,7 @@
-//! How much tenants have on this replica, beside how much they may have.
+//! Usage of quotas by the tenants of this replica.
 //!
-//! Whoever has too much starts no instance: events wait that would, and requests are refused. Instances that run go on, since only
-//! their ends make room. What a lane has is counted when it is taken, and followed from there.
+//! A tenant at its quota starts no instance: events that would start one wait, and requests are refused. Running instances continue,
+//! since only their ends make room. A lane's usage is counted when the lane is taken, and updated from there.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -17,12 +17,12 @@ use tokio::sync::watch;
 use crate::metrics::TenantLabels;
 use crate::tenants::Quotas;
 
-/// How long a start waits before it is tried again, where only another replica or another lane makes room.
+/// How long a start waits before it is tried again if no room is freed on this replica.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// Calls of one effect of a tenant that are open in a process, with which its lane takes no other.
+/// Number of open calls in a process at which the lane of one effect of a tenant takes no other.
 pub const LANE_CALLS_MAX: u64 = 10_000;
-/// Bytes of their commands with which it does not either.
+/// Bytes of their commands at which it takes no other either.
 pub const LANE_CALL_BYTES_MAX: u64 = 64 * 1024 * 1024;
 
 /// Usage of quotas by all tenants. Cheap to clone.
@@ -34,7 +34,7 @@ struct TenantUsage {
     instances: AtomicU64,
     timers: AtomicU64,
     effects: AtomicU64,
-    /// Starts that are free, in thousandths, and when they were counted.
+    /// Starts that are still free, in thousandths, and when they were counted.
     starts: Mutex<(u64, Instant)>,
     quotas: Mutex<Quotas>,
     /// Lanes in which starts wait, and the quota that was used up last.
@@ -56,7 +56,7 @@ pub struct TenantQuotaExceeded {
     pub again: Duration,
 }
 
-/// Usage of one lane within its tenant's; given back when the lane is given up.
+/// Usage of one lane, as part of its tenant's; given back when the lane is given up.
 pub(crate) struct LaneUsage {
     tenant: Arc<TenantUsage>,
     instances: AtomicU64,
@@ -70,11 +70,11 @@ pub(crate) struct InstanceReservation<'a> {
     is_taken: bool,
 }
 
-/// Calls of one effect's lane that are open in this process, beside all of its tenant. Cheap to clone.
+/// Open calls of one effect's lane in this process, and of its tenant. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct LaneCallUsage {
     tenant: Arc<TenantUsage>,
-    /// Calls that there may be, whatever its tenant may have.
+    /// Limit of open calls, whatever the tenant's quota.
     most: u64,
     count: Arc<AtomicU64>,
     bytes: Arc<AtomicU64>,
@@ -101,7 +101,7 @@ impl QuotaUsage {
         LaneUsage { tenant, instances, timers, is_starving: AtomicBool::new(false) }
     }
 
-    /// Tenants of whom starts wait on this replica, each with the quota that is used up.
+    /// Tenants whose starts wait on this replica, each with the quota that is used up.
     pub(crate) fn starving(&self) -> BTreeMap<TenantId, TenantQuotaExceeded> {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let full = |usage: &TenantUsage| {
@@ -111,7 +111,7 @@ impl QuotaUsage {
         all.iter().filter_map(|(tenant, usage)| Some((tenant.clone(), full(usage)?))).collect()
     }
 
-    /// Counts calls of an effect's lane, of which there may be so many.
+    /// Makes the usage of an effect's lane with this limit of open calls.
     pub(crate) fn lane_calls(&self, tenant: &TenantId, most: u64) -> LaneCallUsage {
         LaneCallUsage { tenant: self.of(tenant), most, count: Arc::default(), bytes: Arc::default() }
     }
@@ -132,12 +132,12 @@ impl Default for TenantUsage {
 }
 
 impl TenantUsage {
-    /// Takes one of the starts of this second; gives how long to wait for the next one.
+    /// Takes one of the starts of this second, or returns how long to wait for the next one.
     fn take_start(&self, per_sec: u64) -> Result<(), Duration> {
         let mut starts = self.starts.lock().unwrap_or_else(PoisonError::into_inner);
         let (free, counted) = *starts;
         let passed = u64::try_from(counted.elapsed().as_millis()).unwrap_or(u64::MAX);
-        // A quota of one a second is a thousandth each millisecond.
+        // One start a second is a thousandth of a start each millisecond.
         let free = free.saturating_add(passed.saturating_mul(per_sec)).min(per_sec.saturating_mul(1000));
         *starts = (free, if passed > 0 { Instant::now() } else { counted });
         if starts.0 < 1000 {
@@ -148,14 +148,14 @@ impl TenantUsage {
         Ok(())
     }
 
-    /// Lets starts that wait be tried again.
+    /// Has waiting starts tried again.
     fn free(&self) {
         self.freed.send_replace(());
     }
 }
 
 impl LaneUsage {
-    /// Makes room for one more instance.
+    /// Reserves room for one more instance.
     ///
     /// # Errors
     /// The quota that is used up.
@@ -182,12 +182,12 @@ impl LaneUsage {
         }
     }
 
-    /// Lets what waits for room be tried again.
+    /// Has inputs that wait for room tried again.
     pub(crate) fn try_again(&self) {
         self.tenant.free();
     }
 
-    /// Takes note that an instance has ended.
+    /// Notes that an instance has ended.
     pub(crate) fn ended(&self) {
         self.give_back();
         self.tenant.free();
@@ -198,7 +198,7 @@ impl LaneUsage {
         lower(&self.tenant.instances, 1);
     }
 
-    /// Takes note of timers that were set, and of those that are gone.
+    /// Notes timers that were set, and timers that are gone.
     pub(crate) fn timers(&self, set: usize, gone: usize) {
         for count in [&self.timers, &self.tenant.timers] {
             count.fetch_add(set as u64, Ordering::Relaxed);
@@ -209,7 +209,7 @@ impl LaneUsage {
         }
     }
 
-    /// Takes note that starts of the lane wait for this quota; with nothing, that none does.
+    /// Notes that starts of the lane wait for this quota; with `None`, that none waits.
     pub(crate) fn starve(&self, full: Option<TenantQuotaExceeded>) {
         let was_starving = self.is_starving.swap(full.is_some(), Ordering::Relaxed);
         let mut starving = self.tenant.starving.lock().unwrap_or_else(PoisonError::into_inner);
@@ -221,7 +221,7 @@ impl LaneUsage {
         starving.1 = full.or(starving.1);
     }
 
-    /// Tells when starts that wait may be tried again.
+    /// Subscribes to moments at which waiting starts may be tried again.
     pub(crate) fn freed(&self) -> watch::Receiver<()> {
         self.tenant.freed.subscribe()
     }
@@ -237,7 +237,7 @@ impl Drop for LaneUsage {
 }
 
 impl InstanceReservation<'_> {
-    /// Keeps it: the instance has started.
+    /// Keeps the room: the instance has started.
     pub(crate) fn keep(mut self) {
         self.is_taken = true;
     }
@@ -252,7 +252,7 @@ impl Drop for InstanceReservation<'_> {
 }
 
 impl LaneCallUsage {
-    /// Returns whether its lane may have one more call by what is its own.
+    /// Returns whether the lane's own limits allow one more call.
     fn fits(&self) -> bool {
         let (count, bytes) = (self.count.load(Ordering::Relaxed), self.bytes.load(Ordering::Relaxed));
         count < self.most && bytes < LANE_CALL_BYTES_MAX
@@ -263,7 +263,7 @@ impl LaneCallUsage {
         self.fits() && self.tenant.effects.load(Ordering::Relaxed) < quotas.open_effects
     }
 
-    /// Counts a call if there is room for it, until what this gives is dropped.
+    /// Counts a call, if there is room for it, until the guard is dropped.
     pub(crate) fn open(&self, quotas: Quotas) -> Option<OpenCallGuard> {
         *self.tenant.quotas.lock().unwrap_or_else(PoisonError::into_inner) = quotas;
         let more = |found: u64| (found < quotas.open_effects).then_some(found + 1);
@@ -278,13 +278,13 @@ impl LaneCallUsage {
         self.counted()
     }
 
-    /// A call that its tenant has already.
+    /// Counts a call in the lane that is already counted in its tenant.
     fn counted(&self) -> OpenCallGuard {
         self.count.fetch_add(1, Ordering::Relaxed);
         OpenCallGuard { lane: self.clone(), bytes: 0 }
     }
 
-    /// Tells when there may be room again.
+    /// Subscribes to moments at which there may be room again.
     pub(crate) fn freed(&self) -> watch::Receiver<()> {
         self.tenant.freed.subscribe()
     }
@@ -308,14 +308,14 @@ impl Drop for OpenCallGuard {
     }
 }
 
-/// Counts down, to nothing at most: what was committed without an answer was not counted.
+/// Counts down, but not below zero: a commit whose answer was lost may not have been counted.
 fn lower(count: &AtomicU64, by: u64) {
     let less = |found: u64| Some(found.saturating_sub(by));
-    // It always gives a number.
+    // The update never fails, since it always returns a number.
     let _ = count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
 }
 
-/// Shows how much of their quotas tenants have: of each quota the most that one of them has.
+/// Metrics of quota usage: for each quota the highest share that any tenant uses.
 pub(crate) struct TenantQuotaMetrics {
     usage: QuotaUsage,
     ratio: GaugeVec,
@@ -343,7 +343,7 @@ impl Collector for TenantQuotaMetrics {
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        // Held to the end: who looks at the same time sees whole figures as well.
+        // Held to the end, so that concurrent readers see complete figures.
         let all = self.usage.0.lock().unwrap_or_else(PoisonError::into_inner);
         self.ratio.reset();
         let raise = |labels: &[&str], ratio: f64| {
@@ -395,7 +395,7 @@ mod tests {
         drop(effect);
         other.timers(6, 1);
         assert_eq!(full(&one), Some(("timers", 5, 5)));
-        // Whoever takes a lane counts anew.
+        // A lane that is given up is no longer counted here: its next owner counts it.
         drop(other);
         assert_eq!(full(&one), None);
     }
@@ -409,7 +409,7 @@ mod tests {
         assert!(one.open(quotas).is_none() && !one.has_room(quotas), "the lane is full");
         open.push(other.open(quotas).expect("room"));
         assert!(other.open(quotas).is_none() && !other.has_room(quotas), "the tenant is full");
-        // What was open before counts, and is not refused.
+        // A call that was open before counts, and is not refused.
         open.push(other.add());
         let mut freed = other.freed();
         freed.mark_unchanged();
@@ -433,7 +433,7 @@ mod tests {
         let usage = TenantUsage::default();
         let begin = Instant::now();
         let mut started = 0;
-        // Those of one second are there from the beginning.
+        // The starts of one second are free from the beginning.
         while started < 120 {
             match usage.take_start(100) {
                 Ok(()) => started += 1,

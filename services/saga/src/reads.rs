@@ -1,6 +1,6 @@
-//! Rows of lanes, as whoever owns none of them reads them: any replica answers readers.
+//! Rows of lanes, read without owning them: any replica can answer readers.
 //!
-//! What is read is what was committed. Nothing here waits for an owner, or is seen by one.
+//! Readers see committed rows. They neither wait for a lane's owner nor affect it.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -29,7 +29,7 @@ pub enum RowReadError {
     /// The store does not answer.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// A definition cannot be had.
+    /// A definition cannot be loaded.
     #[error(transparent)]
     Definition(#[from] DefinitionError),
     /// A row cannot be read.
@@ -54,7 +54,7 @@ pub struct RowPage {
 }
 
 impl RowPage {
-    /// The key from which the rows behind these are read; nothing where there are none.
+    /// The key from which the rows behind these are read; `None` where there are none.
     #[must_use]
     pub fn rest(&self) -> Option<LaneRowKey> {
         self.rows.last().filter(|_| self.has_more).map(|(key, _)| key.behind())
@@ -87,7 +87,7 @@ impl RowReader {
         &self.store
     }
 
-    /// Finds the lane of an instance; nothing of a saga that the tenant does not have.
+    /// Finds the lane of an instance; `None` for a saga that the tenant does not have.
     #[must_use]
     pub fn lane_of(
         &self,
@@ -131,7 +131,7 @@ impl RowReader {
         effects.iter().map(lane).collect()
     }
 
-    /// Reads rows of a lane as of one moment, each as what it says.
+    /// Reads and decodes rows of a lane as of one moment.
     ///
     /// # Errors
     /// [`RowReadError`].
@@ -176,7 +176,7 @@ impl RowReader {
         Ok(RowPage { rows: rows.collect(), has_more: page.has_more })
     }
 
-    /// Reads what there is of a correlation.
+    /// Reads the record of a correlation.
     ///
     /// # Errors
     /// [`RowReadError`].
@@ -188,7 +188,7 @@ impl RowReader {
         self.row(lane, LaneRowKey::saga(correlation)).await
     }
 
-    /// Reads what an instance was given at a revision.
+    /// Reads the journal row of an instance at a revision.
     ///
     /// # Errors
     /// [`RowReadError`].
@@ -201,7 +201,7 @@ impl RowReader {
         self.row(lane, LaneRowKey::journal(correlation, revision)).await
     }
 
-    /// Reads a call; nothing where there is none, or none any more.
+    /// Reads a call; `None` where it does not exist, or no longer.
     ///
     /// # Errors
     /// [`RowReadError`].
@@ -223,7 +223,7 @@ impl RowReader {
         Ok(Some(DeadLetterEntry { name: name.clone(), row, behind }))
     }
 
-    /// Counts for each of some letters of a lane the inputs that wait behind it; nothing for those that park nobody.
+    /// Counts for each of these letters of a lane the inputs that wait behind it; `None` for one that parks no correlation.
     ///
     /// # Errors
     /// [`RowReadError`].
@@ -256,18 +256,18 @@ impl RowReader {
     }
 }
 
-/// A dead letter, and where it stands.
+/// A dead letter with its name and the number of inputs behind it.
 #[derive(Debug, Clone)]
 pub struct DeadLetterEntry {
     /// Name of the letter.
     pub name: DeadLetterName,
     /// Row of the letter.
     pub row: DeadLetterRow,
-    /// Number of inputs that wait behind it; nothing where it parks nobody.
+    /// Number of inputs that wait behind the letter; `None` where it parks no correlation.
     pub behind: Option<u64>,
 }
 
-/// Reads what a row of a lane says.
+/// Decodes a row of a lane.
 ///
 /// # Errors
 /// [`RowReadError::Damaged`].

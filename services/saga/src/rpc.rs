@@ -1,12 +1,12 @@
-//! The gRPC side: finds out whose call it is, asks, converts.
+//! gRPC methods: authorize the caller, ask the lane's owner or the store, convert the answer.
 //!
-//! - [`access`]: tenants, contexts and roles: every method begins there.
+//! - [`access`]: tenants, contexts and roles; every method begins here.
 //! - [`owner_client`]: requests to owners of lanes, and their answers.
-//! - [`convert`], [`wire`]: from what is kept to what callers see; [`lists`]: pages of it.
-//! - [`instances`], [`timers`], [`watch`], [`explain`], [`graph`]: what readers see of instances.
-//! - [`definitions`], [`verbs`], [`effects`], [`dead_letters`], [`lanes`], [`process`], [`server`]: what methods do, by topic.
+//! - [`convert`], [`wire`]: conversion of rows to messages; [`lists`]: pages of them.
+//! - [`instances`], [`timers`], [`watch`], [`explain`], [`graph`]: reads of instances.
+//! - [`definitions`], [`verbs`], [`effects`], [`dead_letters`], [`lanes`], [`process`], [`server`]: other methods, by topic.
 //!
-//! A method is a function of the service, the caller and the body of the request, which gives the body of the answer.
+//! A method is a function of the service, the caller and the request's body, which returns the body of the answer.
 
 mod access;
 mod convert;
@@ -46,7 +46,7 @@ use crate::app::App;
 use crate::facts::FactHub;
 use crate::reads::RowReader;
 
-/// Policy of methods: those that actors may call, and those that are the operator's.
+/// Policy of methods: those that actors may call, and those that only operators may call.
 pub const PUBLIC_POLICY: PolicyTable<'static> = &[
     ("/mycora.v1.SagaService/*", &[Allow::AnyActor]),
     ("/mycora.v1.SagaService/GetSagaServer", &[Allow::Admin]),
@@ -55,7 +55,7 @@ pub const PUBLIC_POLICY: PolicyTable<'static> = &[
     ("/mycora.v1.SagaService/MoveLane", &[Allow::Admin]),
 ];
 
-/// Everything that this service may be called for.
+/// Policy of all methods of this service.
 ///
 /// # Panics
 /// Never: the table is well-formed, which a test checks.
@@ -68,15 +68,15 @@ pub fn policy() -> MethodPolicy {
 pub(crate) struct SagaApi {
     /// The service.
     pub(crate) app: Arc<App>,
-    /// Asks owners of lanes.
+    /// Client for requests to owners of lanes.
     pub(crate) asker: LaneOwnerClient,
     /// Facts about instances.
     pub(crate) facts: FactHub,
-    /// Ends the process, or the part of it that is this service.
+    /// Shutdown of the process, or of this service within it.
     pub(crate) shutdown: Shutdown,
 }
 
-/// Answers `SagaService`.
+/// Server of `SagaService`.
 #[derive(Clone)]
 pub(crate) struct SagaRpc(Arc<SagaApi>);
 

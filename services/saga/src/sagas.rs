@@ -1,7 +1,7 @@
-//! The owner of a saga's lane: gives instances what comes, commits what follows.
+//! Owner of a saga's lane: gives inputs to instances, and commits what follows from them.
 //!
-//! Messages of a lane come in order, and wait in a line for each correlation. Of each correlation one is worked on at a time, side
-//! by side with those of others. One commit has everything that follows from an input, and the position of its source as well.
+//! Messages of a lane come in order, and wait in one queue per correlation. Each correlation has one input worked on at a time;
+//! different correlations run concurrently. One commit has everything that follows from an input, and the position of its source too.
 
 mod answer;
 mod batch;
@@ -71,9 +71,9 @@ pub const ROOM: LaneQueueCapacity =
     LaneQueueCapacity { items: 256, bytes: 16 * 1024 * 1024, per_correlation: 64 };
 /// Inputs that are worked on at a time, each of another correlation.
 const AT_ONCE: usize = 64;
-/// After so many rounds timers are looked at.
+/// Number of rounds after which timers are looked at.
 const TIMERS_EACH: u64 = 32;
-/// Inputs that a lane begins at once, and inputs that it brings to their end, before other lanes have their turn.
+/// Inputs that a lane begins at once, and inputs that it finishes, before other lanes get a turn.
 const TURN: usize = 32;
 /// Records that are kept in memory.
 const CACHED_MAX: usize = 10_000;
@@ -86,11 +86,11 @@ pub struct SagaLane {
     pub saga: SagaName,
     /// Number of the shard.
     pub shard: u8,
-    /// Where its sources begin that were never read: in milliseconds since 1970.
+    /// Start of sources that were never read, in milliseconds since 1970.
     pub since: Option<u64>,
     /// Definitions in force.
     pub definitions: Arc<Definitions>,
-    /// Dead letters that there may be of the saga, in all its shards.
+    /// Limit of the saga's dead letters, over all its shards.
     pub letters_max: u64,
     /// Where commands of aggregates go.
     pub gateway: Arc<dyn Gateway>,
@@ -106,8 +106,8 @@ pub(crate) struct CachedRecord {
 }
 
 impl SagaLane {
-    /// Takes the lane and owns it, until it is told to stop or another owner takes it. Gives why it was given up:
-    /// [`LaneExit::Stopped`] when it was asked to. Cancel-safe as a crash is: the next owner goes on from what is committed.
+    /// Takes the lane and owns it, until `stop` is cancelled or another owner takes the lane. Returns why the lane was given up:
+    /// [`LaneExit::Stopped`] after `stop`. Dropping the future is as safe as a crash: the next owner resumes from the last commit.
     pub async fn own(self, stop: CancellationToken) -> LaneExit {
         let lane =
             WorkflowLane::Saga { tenant: self.tenant.clone(), saga: self.saga.clone(), shard: self.shard };
@@ -148,25 +148,25 @@ struct SagaLaneOwner {
     shares: Vec<InFlightBudget>,
     /// How many inputs of each source are worked on.
     working_of: Vec<usize>,
-    /// Sources whose cursors were lost, and which wait for that.
+    /// Sources whose cursors were lost, and which wait for new ones.
     is_lost: Vec<bool>,
     brought: mpsc::Receiver<(usize, SourceEvent)>,
-    /// Verbs come though there is no room for events: one of them may make some.
+    /// Verbs, which are taken in even without room for events: one of them may make room.
     verbs: mpsc::Receiver<(usize, SourceEvent)>,
     answered: mpsc::UnboundedReceiver<AnsweredCommand>,
     queues: CorrelationQueues<QueuedInput>,
     cache: HashMap<CorrelationId, CachedRecord>,
     timers: LaneTimers,
     working: FuturesUnordered<futures_util::future::BoxFuture<'static, Result<InputOutcome, LaneExit>>>,
-    /// Inputs for which there was no room in their lines, in order.
+    /// Inputs for which there was no room in their queues, in order.
     stalled: VecDeque<(CorrelationId, QueuedInput, usize)>,
-    /// Inputs for which there was no room behind a letter or a pause.
+    /// Inputs for which there was no room behind a dead letter or a pause.
     blocked: BlockedInputs,
     /// Starts for which the tenant has no room.
     starved: StarvedInputs,
     /// Correlations whose inputs were held back when the lane was taken.
     held: mpsc::Receiver<CorrelationId>,
-    /// Those who want sources to be read again, in order.
+    /// Requests to read sources again, in order.
     setting_back: VecDeque<PendingRewind>,
     tasks: JoinSet<Result<(), LaneExit>>,
     relay: mpsc::UnboundedSender<RelayMessage>,
@@ -208,7 +208,7 @@ impl SagaLaneOwner {
             sources.push(SourceState::new(source.clone(), stream, &rows.lane, reading));
             let (reader, words) = mpsc::channel(4);
             readers.push(reader);
-            // What was ordered before this lane was made was ordered by nobody of it.
+            // Only aggregates need a start: results and verbs from before this lane existed belong to none of its instances.
             let since = lane.since.filter(|_| matches!(source, ConsumerSource::Aggregate(_)));
             let is_of_verbs = matches!(source, ConsumerSource::Verbs(_));
             let share = rows.around().bounds.share();
@@ -270,15 +270,15 @@ impl SagaLaneOwner {
             self.tasks.abort_all();
             return Err(ended);
         }
-        // What is under way ends, and what was committed is sent.
+        // Inputs under way finish, and committed messages are sent.
         let finished = self.finish().await;
-        // Whoever waits to tell something, waits no more.
+        // Dropping these ends of the channels lets the relay and the search for held inputs end.
         drop((self.relay, self.held));
         drain(&mut self.tasks, &self.shared.rows.around().cut).await;
         finished
     }
 
-    /// Works until it is told to stop.
+    /// Works through inputs and timers until `stop` is cancelled.
     async fn turns(&mut self, stop: &CancellationToken) -> Result<(), LaneExit> {
         let wake = Arc::clone(&self.shared.rows.around().wake);
         let mut since_turn = 0;
@@ -291,7 +291,7 @@ impl SagaLaneOwner {
             if !self.setting_back.is_empty() {
                 self.set_back().await?;
             }
-            // Also while there is always something else.
+            // Timers fire even if other work never pauses.
             if round.is_multiple_of(TIMERS_EACH) && self.timers.next_wait().is_zero() {
                 self.fire().await?;
             }
@@ -339,7 +339,7 @@ impl SagaLaneOwner {
         Ok(())
     }
 
-    /// Lets what is under way end.
+    /// Finishes the inputs under way.
     async fn finish(&mut self) -> Result<(), LaneExit> {
         while let Some(done) = self.working.next().await {
             self.done(done?)?;
@@ -347,13 +347,13 @@ impl SagaLaneOwner {
         self.note_positions().await
     }
 
-    /// How long to wait until positions are noted that no commit has: messages that are nothing to this lane make none. Nothing
-    /// where there are none.
+    /// How long to wait before noting source positions that no input's commit carries: messages that mean nothing to this lane lead to
+    /// no commit. `None` where there are no such positions.
     fn next_note(&self) -> Option<Duration> {
         self.sources.iter().filter_map(SourceState::next_note).min()
     }
 
-    /// Notes how far sources were read.
+    /// Commits how far sources were read.
     async fn note_positions(&mut self) -> Result<(), LaneExit> {
         let ops: Vec<_> = self.sources.iter_mut().filter_map(SourceState::note).collect();
         if !ops.is_empty() {
@@ -362,12 +362,12 @@ impl SagaLaneOwner {
         Ok(())
     }
 
-    /// Returns whether more may be taken in.
+    /// Returns whether more inputs may be taken in.
     fn has_room(&self) -> bool {
         self.blocked.is_empty() && self.may_drain()
     }
 
-    /// Returns whether what is held back may be applied, which makes room for what finds none.
+    /// Returns whether held inputs may be applied; applying them makes room for blocked ones.
     fn may_drain(&self) -> bool {
         self.stalled.is_empty() && !self.shared.rows.backlog().is_full()
     }
@@ -375,7 +375,7 @@ impl SagaLaneOwner {
     /// Takes in the answer to a command of an aggregate.
     fn command_answered(&mut self, answered: AnsweredCommand) {
         let AnsweredCommand { number, correlation, result, cause } = answered;
-        // Its time is that of whoever ordered it, at least: the instance sees to that.
+        // The result is not earlier than the transition that ordered the command: the instance sees to that.
         let time = result.command.time();
         let input = Box::new(InstanceInput { time, what: InstanceInputKind::Result(result) });
         let item = QueuedInput { cause, ..QueuedInput::of(InstanceAction::Answered { number, input }) };
@@ -387,7 +387,7 @@ impl SagaLaneOwner {
         if self.starved.has(&correlation)
             && let Some(timer) = timers::timer_of(&correlation, &item.what)
         {
-            // Others are not to wait with it: some of them make room.
+            // Other inputs of the correlation must not wait behind the timer: some of them make room.
             self.timers.hold(&correlation, timer);
             self.queues.done(&correlation);
             return;
@@ -412,7 +412,7 @@ impl SagaLaneOwner {
         }));
     }
 
-    /// Takes note of what became of an input.
+    /// Processes the outcome of an input.
     fn done(&mut self, done: InputOutcome) -> Result<(), LaneExit> {
         let InputOutcome {
             correlation,
@@ -436,16 +436,16 @@ impl SagaLaneOwner {
         }
         if is_blocked {
             if let Some(what) = follows {
-                // It makes room.
+                // Applying a held input makes room.
                 self.queues.push_first(&correlation, QueuedInput::of(what));
             }
-            // Quoted: it is any text, and may have lines of its own.
+            // Quoted: a correlation may be any text, with line breaks.
             let text = self.shared.rows.around().metrics.seeing.correlation(&correlation);
-            tracing::warn!(lane = %self.shared.rows.lane, "no room behind the letter of {text:?}; nothing is read until there is");
+            tracing::warn!(lane = %self.shared.rows.lane, "no room to hold another input of {text:?}; nothing is read until there is");
             self.blocked.push(correlation, item);
             return Ok(());
         }
-        // Before everything that came since.
+        // Ahead of everything that came since.
         for item in self.blocked.take(&correlation).into_iter().rev() {
             self.queues.push_first(&correlation, item);
         }
@@ -460,12 +460,12 @@ impl SagaLaneOwner {
             let _ = self.relay.send(RelayMessage::LookAgain);
         }
         if !outgoing.is_empty() {
-            // It ends with its owner only.
+            // The relay ends with its owner only, so the send cannot fail.
             let _ = self.relay.send(RelayMessage::Rows(outgoing));
         }
         self.timers.done(&correlation, &item.what, timers);
         if self.cache.len() >= CACHED_MAX {
-            // Whatever goes is read again; which one goes is all the same.
+            // An evicted record is read again when needed, so it does not matter which one goes.
             let oldest = self.cache.keys().next().cloned();
             oldest.map(|oldest| self.cache.remove(&oldest));
         }
@@ -474,7 +474,7 @@ impl SagaLaneOwner {
             None => drop(self.cache.remove(&correlation)),
         }
         if let Some(what) = follows {
-            // Before everything that came since.
+            // Ahead of everything that came since.
             self.queues.push_first(&correlation, QueuedInput::of(what));
         }
         Ok(())

@@ -1,7 +1,7 @@
 //! Values of secrets, by their names: read when they are used, and wiped afterwards.
 //!
-//! A manifest says `secret:pay-token`; the value is in a file, or in the environment. It is read at each use, so a new one
-//! counts from the next call on.
+//! A manifest says `secret:pay-token`; the value is in a file, or in the environment. It is read at each use, so a new value takes
+//! effect with the next call.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -26,7 +26,7 @@ enum SagaSecretSource {
     Environment,
 }
 
-/// Value of a secret. Wiped when it is dropped, and shown by nothing.
+/// Value of a secret. Wiped on drop, and never shown.
 pub struct Secret(Zeroizing<String>);
 
 impl Secret {
@@ -51,7 +51,7 @@ pub enum SecretError {
     NoFile {
         /// The secret.
         name: String,
-        /// Files that there are not, in the order in which they were tried.
+        /// Missing files, in the order in which they were tried.
         places: Vec<PathBuf>,
     },
     /// The file of a secret cannot be used.
@@ -73,7 +73,7 @@ pub enum SecretError {
         /// Variable of the secret.
         variable: String,
     },
-    /// The value is nothing, or no text that can be used.
+    /// The value is empty, or not usable text.
     #[error("the secret `{name}` {what}")]
     Unusable {
         /// The secret.
@@ -116,10 +116,10 @@ impl Secrets {
     }
 }
 
-/// Reads a secret from the first of its files. A file that exists and cannot be used is an error: another value in its place
-/// would be somebody else's.
+/// Reads a secret from the first of its files. A file that exists and cannot be used is an error: the value of the next file may be
+/// for other tenants.
 fn read_file(directory: &Path, tenant: &TenantId, name: &SecretName) -> Result<Secret, SecretError> {
-    // Both are single path components: their types let nothing else through.
+    // Both names are single path components: their types allow nothing else.
     let own = (!tenant.is_single()).then(|| directory.join(tenant.as_str()).join(name.as_str()));
     let mut places = Vec::new();
     for path in own.into_iter().chain([directory.join(name.as_str())]) {

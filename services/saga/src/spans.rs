@@ -1,8 +1,8 @@
 //! Spans of a lane's work for a collector of traces: transitions, work that is sent, calls, and results that come back.
 //!
-//! A transition and its work are in the trace of the event that led to them, at places that follow from the journal: so `traceparent`
-//! of a command names the span of its sending, also where that is done again. A result is in the trace of its command; what follows
-//! from it begins a trace of its own, which is linked to it. No span has a payload.
+//! A transition and its work are in the trace of the event that led to them, at places derived from the journal: so the `traceparent`
+//! of a command names the span of its sending, even if the command is sent again. A result is in the trace of its command; the
+//! transition that follows from it begins a new trace, linked to the command. No span has a payload.
 
 use model::{BlobHash, CommandId, CorrelationId, EffectName, SagaName, TenantId};
 use serde::Deserialize;
@@ -21,7 +21,7 @@ use crate::visibility::SagaVisibility;
 /// Digits of a definition's hash.
 const HASH_DIGITS: usize = 12;
 
-/// A span that was begun. It is forgotten unless it is put somewhere.
+/// A span that was begun. It is discarded unless it is put at a place.
 #[derive(Debug)]
 pub(crate) struct PendingSpan(Option<Span>);
 
@@ -58,7 +58,7 @@ struct Metadata {
     traceparent: Option<String>,
 }
 
-/// Place of the command that the message of a result is about, where anybody wants to know.
+/// Trace context of the command that the message of a result is about; `None` if spans are not collected.
 pub(crate) fn cause_of(payload: &[u8]) -> Option<TraceParent> {
     if !tracing::enabled!(target: TARGET, tracing::Level::INFO) {
         return None;
@@ -68,7 +68,7 @@ pub(crate) fn cause_of(payload: &[u8]) -> Option<TraceParent> {
 }
 
 impl<'a> SpanSubject<'a> {
-    /// An instance of a saga's lane; nothing in a lane of an effect.
+    /// An instance of a saga's lane; `None` in a lane of an effect.
     pub(crate) fn of(rows: &'a LaneStore, correlation: &'a CorrelationId) -> Option<Self> {
         let WorkflowLane::Saga { tenant, saga, .. } = &rows.lane else { return None };
         Some(Self { tenant, saga, correlation, seeing: rows.around().metrics.seeing })
@@ -76,7 +76,7 @@ impl<'a> SpanSubject<'a> {
 }
 
 impl PendingSpan {
-    /// A transition, whose input has its turn now.
+    /// Begins the span of a transition.
     pub(crate) fn transition() -> Self {
         Self::of(info_span!(
             target: TARGET, parent: None, "transition", otel.kind = "consumer", tenant = Empty, saga = Empty,
@@ -84,7 +84,7 @@ impl PendingSpan {
         ))
     }
 
-    /// The sending of work, which begins now.
+    /// Begins the span of work that is sent.
     pub(crate) fn work() -> Self {
         Self::of(info_span!(
             target: TARGET, parent: None, "work", otel.kind = "producer", tenant = Empty, saga = Empty,
@@ -92,7 +92,7 @@ impl PendingSpan {
         ))
     }
 
-    /// A call of an effect, which is made now.
+    /// Begins the span of a call of an effect.
     pub(crate) fn call() -> Self {
         Self::of(info_span!(
             target: TARGET, parent: None, "effect", otel.kind = "client", tenant = Empty, saga = Empty,
@@ -100,7 +100,7 @@ impl PendingSpan {
         ))
     }
 
-    /// A result, which has come now.
+    /// Begins the span of a result.
     fn result() -> Self {
         Self::of(info_span!(
             target: TARGET, parent: None, "result", otel.kind = "consumer", tenant = Empty, saga = Empty,
@@ -112,7 +112,7 @@ impl PendingSpan {
         Self(Some(span).filter(|span| !span.is_disabled()))
     }
 
-    /// Puts it at a place, or below another one; gives it where anybody wants it.
+    /// Puts the span at a place, or below another one; `None` if spans are not collected.
     fn put(
         mut self,
         about: SpanSubject<'_>,
@@ -129,7 +129,7 @@ impl PendingSpan {
         Some(span)
     }
 
-    /// Tells of a transition. `cause` is the place of the command whose result led to it.
+    /// Records a transition. `cause` is the place of the command whose result led to it.
     pub(crate) fn ended(
         self,
         about: SpanSubject<'_>,
@@ -153,7 +153,7 @@ impl PendingSpan {
                 traces::link(&span, place(cause));
             }
         }
-        // Events that were kept are applied with it.
+        // Kept events are applied together with this input.
         for row in change.journal.iter().skip(1) {
             let Some(applied) = Self::transition().put(about, Some(trace::of_row(row)), None) else { return };
             applied.record("input", "kept");
@@ -165,7 +165,7 @@ impl PendingSpan {
         }
     }
 
-    /// Tells that a command for an effect was sent in a message of this body; forgets it for any other message.
+    /// Records that a command for an effect was sent, if the message has one; otherwise discards the span.
     pub(crate) fn message_sent(self, about: SpanSubject<'_>, body: &str, by: Option<OrderedBy>) {
         if self.0.is_some()
             && let Ok(TracedMessage { command_id, effect_name, metadata }) = serde_json::from_str(body)
@@ -175,7 +175,7 @@ impl PendingSpan {
         }
     }
 
-    /// Tells that a command was sent.
+    /// Records that a command was sent.
     pub(crate) fn work_sent(
         self,
         about: SpanSubject<'_>,
@@ -192,7 +192,7 @@ impl PendingSpan {
         describe(&span, by.and_then(|by| by.definition), None);
     }
 
-    /// Tells what was answered to a call of an effect of a tenant.
+    /// Records the answer to a call of an effect of a tenant.
     pub(crate) fn answered(
         self,
         (tenant, effect, seeing): (&TenantId, &EffectName, SagaVisibility),
@@ -218,14 +218,14 @@ impl Drop for PendingSpan {
     }
 }
 
-/// Tells of a result, in the trace of its command.
+/// Records a result, in the trace of its command.
 fn result_came(about: SpanSubject<'_>, result: &CommandResult, cause: TraceParent) {
     let Some(span) = PendingSpan::result().put(about, None, Some(cause)) else { return };
     span.record("command", result.command.to_string());
     span.record("outcome", result.outcome.as_str());
 }
 
-/// Says which definition a span is of, and which revision.
+/// Adds the definition and the revision to a span.
 fn describe(span: &Span, definition: Option<BlobHash>, row: Option<&JournalRow>) {
     if let Some(definition) = definition {
         let hash = definition.to_string();

@@ -1,4 +1,4 @@
-//! Tenants: which there are, the context that each belongs to, its share, and how much it may have.
+//! Tenants: the context of each, its share of turns, and its quotas.
 
 use std::collections::BTreeMap;
 use std::str::FromStr;
@@ -13,25 +13,25 @@ const TENANT_KEYS: &[&str] = &["context", "weight", "quotas"];
 const QUOTA_KEYS: &[&str] = &["instances", "starts_per_sec", "open_effects", "timers"];
 /// Name of the file in messages.
 const KIND: &str = "a tenants file";
-/// A share, at most.
+/// Largest share.
 const WEIGHT_MAX: u32 = 100;
 
-/// A quota, at most.
+/// Largest quota.
 const QUOTA_MAX: u64 = 1_000_000_000;
 
 /// A tenant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tenant {
-    /// The context by whose roles permission is decided.
+    /// Context whose roles decide about permissions.
     pub context: u32,
     /// Share of turns that the tenant has.
     pub weight: u32,
-    /// How much it may have.
+    /// Quotas of the tenant.
     #[serde(default)]
     pub quotas: Quotas,
 }
 
-/// How much a tenant may have on one replica. Beyond it no instance starts; those that run go on.
+/// Quotas of a tenant on one replica. At the limit no instance starts; running ones continue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Quotas {
     /// Instances that have not ended.
@@ -51,13 +51,13 @@ impl Default for Quotas {
 }
 
 impl Quotas {
-    /// Quotas without bounds: where there are no tenants, nobody is kept from another's share.
+    /// Quotas without limits: without tenants there are no others to protect.
     pub const UNLIMITED: Self =
         Self { instances: u64::MAX, starts_per_sec: QUOTA_MAX, open_effects: u64::MAX, timers: u64::MAX };
 }
 
 impl Tenant {
-    /// A tenant of a context, with the share and the quotas of one of which nothing is said.
+    /// Makes a tenant of a context with the default share and quotas.
     #[must_use]
     pub fn of(context: u32) -> Self {
         Self { context, weight: 1, quotas: Quotas::default() }
@@ -71,11 +71,11 @@ pub struct TenantRegistry {
     /// True if subjects and keys name tenants.
     pub has_tenants: bool,
     all: BTreeMap<TenantId, Tenant>,
-    /// Contexts of those that were there once: what they left behind is for the same people, should they come back.
+    /// Contexts of removed tenants: should one come back, its remaining data must belong to the same context.
     gone: BTreeMap<TenantId, u32>,
 }
 
-/// Tenants, as a row has them.
+/// Row form of the tenants.
 #[derive(Serialize, Deserialize)]
 struct TenantsRow {
     tenants: BTreeMap<String, Tenant>,
@@ -106,25 +106,25 @@ fn by_id<T>(all: BTreeMap<String, T>) -> Result<BTreeMap<TenantId, T>, <TenantId
 }
 
 impl TenantRegistry {
-    /// No tenants: everything belongs to one context.
+    /// Makes the registry without tenants: everything belongs to one context.
     #[must_use]
     pub fn single(context: u32) -> Self {
         let all = BTreeMap::from([(TenantId::single(), Tenant::of(context))]);
         Self { has_tenants: false, all, gone: BTreeMap::new() }
     }
 
-    /// Reads a file, which maps tenants to their contexts; `name` is what messages call it.
+    /// Reads a file, which maps tenants to their contexts; `name` is its name in messages.
     ///
     /// # Errors
-    /// Everything that is wrong with it.
+    /// Everything that is wrong with the file.
     pub fn read(name: &str, text: &str) -> Result<Self, Problems> {
         Self::read_behind(name, text, None)
     }
 
-    /// Reads a file that follows other tenants: none of them may belong to another context than before.
+    /// Reads a file that replaces other tenants: none may belong to another context than before.
     ///
     /// # Errors
-    /// Everything that is wrong with it.
+    /// Everything that is wrong with the file.
     pub fn read_behind(name: &str, text: &str, before: Option<&Self>) -> Result<Self, Problems> {
         let tree = yaml::parse(text, KIND).map_err(|problem| Problems::new(name, vec![problem]))?;
         let mut reader = yaml::YamlReader::default();
@@ -152,7 +152,7 @@ impl TenantRegistry {
         }
     }
 
-    /// These tenants with what others say of one of them.
+    /// Makes a copy in which the entry of one tenant comes from `others`.
     #[must_use]
     pub fn with(&self, id: &TenantId, others: &Self) -> Self {
         let mut tenants = self.clone();
@@ -180,7 +180,7 @@ impl TenantRegistry {
         self.all.keys().cloned().collect()
     }
 
-    /// Ids of all tenants, and of those that were there once.
+    /// Ids of all tenants, including removed ones.
     #[must_use]
     pub fn ever(&self) -> Vec<TenantId> {
         self.all.keys().chain(self.gone.keys()).cloned().collect()
@@ -312,7 +312,7 @@ mod tests {
             "it comes back as another one"
         );
         assert!(read("a: { context: 1 }\nb: { context: 2 }\n", &without).is_ok());
-        // Rows say the same.
+        // Rows keep the same.
         let row = serde_json::to_string(&without).expect("JSON");
         assert_eq!(serde_json::from_str::<TenantRegistry>(&row).expect("a row"), without);
         // One of them alone.

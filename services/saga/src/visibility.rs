@@ -12,7 +12,7 @@ const WHOLE: u32 = 100_000;
 /// Digits that stand for a correlation that is not shown.
 const HASH_DIGITS: usize = 16;
 
-/// Flags that say what is shown.
+/// Flags for what traces, logs and metrics show.
 #[derive(Debug, Clone, Copy, Default, Args)]
 pub struct SagaVisibilityFlags {
     /// Show a short hash in place of each correlation, in traces and in the log
@@ -46,7 +46,7 @@ pub struct SagaVisibility {
     pub redacts_correlations: bool,
     /// True if metrics of tenants name them.
     pub by_tenant: bool,
-    /// Which share of transitions is run again at once.
+    /// Share of transitions that is computed twice.
     pub verify: SampleRate,
 }
 
@@ -71,7 +71,7 @@ impl SampleRate {
     /// All of them.
     pub const ALL: Self = Self(WHOLE);
 
-    /// Draws whether one is among them.
+    /// Draws whether one item is in the sample.
     #[must_use]
     pub fn draw(self) -> bool {
         self.0 > 0 && rand::random::<u32>() % WHOLE < self.0

@@ -129,8 +129,7 @@ impl App {
         self.readiness.clone()
     }
 
-    /// Works until `shutdown`. What is under way then is taken up again by others, or by the
-    /// next start, from what is stored.
+    /// Works until `shutdown`. Other replicas, or the next start, resume unfinished work from what is stored.
     pub async fn run(self, shutdown: CancellationToken) {
         let Self { registry, driver, mut driving, explainer, directory, storage, needs, stop, .. } = self;
         let view = runners::follow(registry, driver, explainer.runners(), needs.runners);

@@ -1,8 +1,9 @@
-//! Changes that clients make to flows: each request is checked, and becomes calls of storage.
+//! Changes that clients make to flows: each request is checked and turned into storage calls.
 //!
-//! - [`submit`]: a submission is checked; [`creation`]: it becomes a flow that runs; [`submit_permissions`]: where that was allowed; [`incremental_creation`]: flows that come in pieces;
+//! - [`submit`]: a submission is checked; [`creation`]: it becomes a flow that runs; [`submit_permissions`]: where that was
+//!   allowed; [`incremental_creation`]: flows that come in pieces;
 //! - [`job`]: one job as a flow, and waiting for it; [`retry`]: running an ended flow again;
-//! - `created_jobs`: nodes whose jobs were created before; `script_blobs`: long ones become blobs; `signatures`: what actors have signed of it;
+//! - `created_jobs`: nodes whose jobs were created before; `script_blobs`: long scripts become blobs; `signatures`: signatures of jobs;
 //! - [`flow_inputs`]: signals, cancels and reports, kept for the flow's owner.
 
 pub(crate) mod created_jobs;

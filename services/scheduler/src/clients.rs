@@ -13,7 +13,7 @@ pub type SchedulerRegistryClient = RegistryViewServiceClient<rpc::Channel>;
 pub fn flow_store(channel: rpc::Channel) -> FlowStoreClient {
     FlowStoreServiceClient::new(channel)
         .max_decoding_message_size(model::limits::GRPC_MESSAGE_BYTES_MAX)
-        // A commit is measured before it is sent; its frame comes on top.
+        // A commit is measured before it is sent; the message around it adds to its size.
         .max_encoding_message_size(model::limits::GRPC_MESSAGE_BYTES_MAX + 1024 * 1024)
 }
 

@@ -133,11 +133,11 @@ fn events(
         .into()
     };
     let mut events = Vec::with_capacity(change.transitions.len().max(1));
-    // After each of them the attempt is current to which the next one happens.
+    // After each transition, the current attempt is the one that the next transition applies to.
     for pair in change.transitions.windows(2) {
         events.push(event(pair[0].to, pair[1].attempt, pair[0].reason.clone(), pair[0].spent));
     }
-    // The last one tells of the node as it is now: why it waits may have been noted after its change of state.
+    // The last event carries the node as it is now: the reason why it waits may have been set after its transition.
     events.push(event(node.state, node.attempt, node.reason.clone(), RetryCounters::of(node)));
     events
 }

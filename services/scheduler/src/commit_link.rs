@@ -18,7 +18,7 @@ use crate::clients::FlowStoreClient;
 
 /// Commits that may be under way at once. The driver keeps to it.
 pub const COMMITS_IN_FLIGHT_MAX: usize = 256;
-/// The longest pause before a commit is sent again whose outcome is unknown: soon after the store has room it is stored.
+/// Longest pause before a commit of unknown outcome is resent. It is short, so that the commit is stored soon after the store has room.
 const RESEND_MAX: Duration = Duration::from_secs(1);
 
 /// Sends commits. Cloneable; the link runs until its future is dropped.
@@ -30,14 +30,13 @@ impl CommitSender {
     /// link was started with. The caller has at most [`COMMITS_IN_FLIGHT_MAX`]
     /// of them without an answer, which bounds the queue.
     pub fn send(&self, commit: CommitRequest) {
-        // The link outlives its senders except at shutdown, when nobody waits for the answer.
+        // The link outlives its senders except at shutdown, when no caller waits for the answer.
         let _ = self.0.send(commit);
     }
 }
 
 /// Starts the link; answers go to `answers`, one for each commit, in any order. `back` is notified whenever
-/// the stream is open again after it was lost: requests to storage meanwhile may have been carried out
-/// unanswered.
+/// the stream is open again after it was lost: storage may have carried out requests in between whose responses were lost.
 pub fn start(
     client: FlowStoreClient,
     answers: mpsc::Sender<CommitResponse>,
@@ -103,8 +102,8 @@ impl CommitLink {
     /// Runs one stream until it breaks; `Ok` when no sender of commits is left.
     async fn stream(&mut self) -> Result<(), tonic::Status> {
         let mut again: Vec<_> = self.unanswered.values().cloned().collect();
-        // Nobody reads it before the call stands. What was sent before the driver's memory was void is
-        // among them, beside as many new ones.
+        // The channel is not read before the call is open. It must hold the commits from before the driver's memory
+        // was void, and as many new ones.
         let (requests, outgoing) = mpsc::channel(again.len() + COMMITS_IN_FLIGHT_MAX);
         again.sort_by_key(|unanswered| unanswered.order);
         for InFlightCommit { commit, .. } in again {
@@ -139,12 +138,12 @@ impl CommitLink {
     async fn answered(&mut self, answer: CommitResponse) {
         if self.unanswered.remove(&answer.commit_id).is_some() {
             self.answered += 1;
-            // The driver ends last; without it nobody cares for the answer.
+            // The driver ends last; without it, the answer has no reader.
             let _ = self.answers.send(answer).await;
         }
     }
 
-    /// Sends a commit again after a pause, which grows as long as its outcome stays unknown: the store does not answer, or has
+    /// Resends a commit after a pause, which grows while its outcome stays unknown: the store does not answer, or has
     /// no room.
     fn resend(&mut self, answer: &CommitResponse, requests: &mpsc::Sender<CommitRequest>) {
         let Some(InFlightCommit { commit, backoff, .. }) = self.unanswered.get_mut(&answer.commit_id) else {
@@ -154,11 +153,11 @@ impl CommitLink {
         let (commit, requests, wait) = (commit.clone(), requests.clone(), backoff.next_pause());
         if is_first {
             let (commit, detail) = (&answer.commit_id, &answer.detail);
-            tracing::warn!(commit, detail, "a commit's outcome is unknown; asking until it is known");
+            tracing::warn!(commit, detail, "a commit's outcome is unknown; resending it until it is known");
         }
         tokio::spawn(async move {
             tokio::time::sleep(wait).await;
-            // With the stream gone, the next one begins with everything that has no answer.
+            // If this stream is gone, the next one begins with all unanswered commits.
             let _ = requests.send(commit).await;
         });
     }

@@ -11,9 +11,9 @@ use crate::replica::SchedulerIdentity;
 /// The scheduler's own settings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
-    /// How the other replicas, and routers, know this one.
+    /// Identity under which other replicas and routers know this one.
     pub identity: SchedulerIdentity,
-    /// A supervisor that was away for this long has lost its attempts.
+    /// Absence after which a supervisor's attempts are lost.
     pub lost_after: Duration,
 }
 

@@ -15,8 +15,8 @@ pub struct RunnerTable {
 }
 
 impl RunnerTable {
-    /// Takes over a runner that is new or has changed. Says whether jobs that
-    /// had no place before may have one now.
+    /// Adds or updates a runner. Returns whether jobs that had no runner before
+    /// may have one now.
     pub fn update(&mut self, context: ContextId, view: RunnerView) -> bool {
         let runners = self.contexts.entry(context).or_default();
         let opens = view.live
@@ -54,7 +54,7 @@ impl RunnerTable {
 }
 
 fn offered(view: &RunnerView) -> Vec<(ScriptType, &Name, u32)> {
-    // A machine that is drained offers nothing until it takes jobs again.
+    // A drained machine offers nothing until it takes jobs again.
     let open = view.presence.iter().filter(|presence| !presence.draining);
     let instances = open.flat_map(|presence| &presence.instances);
     instances.map(|instance| (instance.script_type, &instance.group, instance.number)).collect()
@@ -96,7 +96,7 @@ struct RunnerCandidates {
     any_named: bool,
     /// A runner that is sent no new jobs, and since when.
     drained: Option<(RunnerId, Timestamp)>,
-    /// Those that may be sent jobs and are not alive.
+    /// Runners that may be sent jobs and are not alive.
     dead: Vec<RunnerId>,
     any_live: bool,
 }
@@ -110,11 +110,11 @@ pub struct ContextRunners<'a> {
 }
 
 impl ContextRunners<'_> {
-    /// The least loaded live runner that takes such a job, and of those that do, one that gives the isolation
-    /// that it demands. Where none gives it, the job goes to one that says so by refusing it.
+    /// Selects the least loaded live runner that takes such a job, preferring runners that give the isolation
+    /// that it demands. Where none gives it, the job goes to a runner that refuses it with that reason.
     ///
     /// # Errors
-    /// Says in a sentence why there is none: what runs next to a waiting node.
+    /// Explains in one sentence why there is none; people see it beside the waiting node.
     pub fn select_runner(
         &mut self,
         script_type: ScriptType,

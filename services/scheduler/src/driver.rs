@@ -1,13 +1,13 @@
 //! The loop: inputs → engine → commits.
 //!
 //! One task owns every flow that this scheduler has in memory. A flow has at most one
-//! commit under way; what happens meanwhile goes into the next. Nothing is
-//! awaited while state changes: storage is spoken to by the commit link and by
-//! short tasks, whose answers come back as events.
+//! commit under way; inputs that arrive meanwhile go into the next one. Nothing is
+//! awaited while state changes: the commit link and short tasks call storage, and
+//! their answers come back as events.
 //!
 //! - [`first_step`]: first steps of flows that are not stored yet;
-//! - [`flows`]: flows come into memory and leave it;
-//! - [`runners`]: runners, those that are lost, and reconciling attempts;
+//! - [`flows`]: flows enter memory and leave it;
+//! - [`runners`]: runners, lost runners, and reconciling attempts;
 //! - [`step`]: one step of one flow, and the answer to its commit.
 
 mod first_step;
@@ -70,7 +70,7 @@ pub enum SchedulerEvent {
     Resync,
     /// Flows that have something to do, now or at a time; true with the last of a listing.
     Listed(Vec<DueFlow>, bool),
-    /// The lease was lost, or the store: what is in memory is void.
+    /// The lease was lost, or Redis lost changes: everything in memory is void.
     Invalidate,
     /// The task that holds the lease asks whether the driver runs.
     LivenessProbe(oneshot::Sender<()>),
@@ -86,9 +86,9 @@ pub enum SchedulerEvent {
     Reports(Vec<(ReportAck, NodeReport)>),
     /// The registry's view of runners has changed.
     Runners {
-        /// Those that are new or have changed.
+        /// Runners that are new or have changed.
         views: Vec<(ContextId, RunnerView)>,
-        /// Those whose records were removed.
+        /// Runners whose records were removed.
         gone: Vec<RunnerKey>,
     },
     /// Message ids were reserved, in this epoch: the first of a block, or nothing after a failure.
@@ -104,13 +104,13 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// Gives the driver something to take up. Cancel safe: when cancelled it was not given.
+    /// Sends the driver an event. Cancel safe: when cancelled, the event was not sent.
     pub async fn send(&self, event: SchedulerEvent) {
-        // The driver ends last; at that point nobody waits for an effect.
+        // The driver ends last; at that point no caller waits for an effect.
         let _ = self.events.send(event).await;
     }
 
-    /// Where pieces of output are asked for.
+    /// Client for reading pieces of output.
     #[must_use]
     pub const fn log_reads(&self) -> &LogReadClient {
         &self.log_reads
@@ -144,13 +144,13 @@ pub(crate) struct Driver {
     loads: Arc<Semaphore>,
     /// Counts readings of flows and of their inboxes.
     readings: u64,
-    /// A listing of active flows is under way; the second is true when another has to follow.
+    /// Set while active flows are being listed; true when another listing must follow.
     listing: Option<bool>,
     /// Flows to step, each once.
     queue: VecDeque<FlowKey>,
     /// Flows that wait for message ids.
     waiting_for_ids: HashMap<ContextCaller, BTreeSet<FlowKey>>,
-    /// When flows have to be looked at, in memory or asleep.
+    /// Times at which flows are due, in memory or asleep.
     due: BTreeSet<(Timestamp, FlowKey)>,
     runners: RunnerTable,
     liveness: Liveness,
@@ -242,7 +242,7 @@ impl Driver {
             let flow_due = self.due.first().map(|(time, _)| *time);
             let next_due = [flow_due, self.liveness.next_due()].into_iter().flatten().min();
             tokio::select! {
-                // Answers first: they free the room for what the events ask.
+                // Answers first: they make room for the commits that events cause.
                 biased;
                 Some(answer) = answers.recv() => {
                     self.committed(&answer);
@@ -270,7 +270,7 @@ impl Driver {
         }
     }
 
-    /// Does what follows from what was taken up.
+    /// Acts on the events that were taken up.
     fn go_on(&mut self) {
         self.lose_attempts();
         self.step_due();
@@ -289,7 +289,7 @@ impl Driver {
             SchedulerEvent::Resync => self.resync(),
             SchedulerEvent::Listed(active, last) => self.listed(active, last),
             SchedulerEvent::Invalidate => self.invalidate(),
-            // Whoever asked may have given up.
+            // The caller may have given up.
             SchedulerEvent::LivenessProbe(answer) => drop(answer.send(())),
             SchedulerEvent::Loaded(key, reading, loaded) => self.loaded(key, reading, loaded),
             SchedulerEvent::Inbox(key, reading, inputs) => self.inbox(key, reading, inputs),
@@ -305,11 +305,11 @@ impl Driver {
         }
     }
 
-    /// Handles an attempt report. The router that brings it takes this replica for the flow's owner; that
-    /// counts, even before the news of a change among the replicas has come here.
+    /// Handles an attempt report. Its router takes this replica for the flow's owner, which is enough,
+    /// even if this replica has not seen the latest change among the replicas yet.
     fn report(&mut self, ack: ReportAck, report: NodeReport) {
         if self.replicas.is_empty() {
-            // Without a lease nothing is taken up. Its router says it again on its next stream.
+            // Without a lease no report is accepted. The router resends it on its next stream.
             self.routers.close(ack.0);
             return;
         }
@@ -398,11 +398,11 @@ impl Driver {
     }
 }
 
-/// How long a report may wait for company in its commit; what gates the next step may not.
+/// How long a report may wait so that others share its commit. A report that gates the next step may not wait.
 const fn patience_of(report: &ReportKind) -> Option<Duration> {
     match report {
         ReportKind::Started { .. } => Some(STARTED_PATIENCE),
-        // The router of one that was accepted has waited for something better.
+        // The router has already held back an acceptance, in case a later report makes it needless.
         ReportKind::Accepted { .. }
         | ReportKind::Ended(_)
         | ReportKind::Returned

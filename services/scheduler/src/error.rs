@@ -1,4 +1,4 @@
-//! Errors of the scheduler, and what callers are told of them.
+//! Errors of the scheduler, and the statuses that callers receive for them.
 
 use tonic::Status;
 
@@ -10,8 +10,8 @@ pub enum Error {
     Metrics(#[source] prometheus::Error),
 }
 
-/// Storage answered with something that cannot be read: a defect, or services
-/// of versions that do not fit together.
+/// Status for an answer of storage that cannot be read: a defect, or services
+/// of incompatible versions.
 #[expect(clippy::needless_pass_by_value, reason = "used as `map_err(bad_store)`")]
 pub fn bad_store(error: impl ToString) -> Status {
     rpc::Error::internal(format!("an answer of storage cannot be read: {}", error.to_string())).into()

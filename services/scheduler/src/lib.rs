@@ -3,8 +3,8 @@
 //! - [`driver`]: the loop, inputs → engine → commits; [`loaded_flow`]: one flow in memory.
 //! - [`commit`], [`commit_link`]: from a step to its commit, and the stream that carries it.
 //! - [`loader`]: flows as storage has them; [`replica`]: the lease, and the flows that others touch.
-//! - [`destinations`], [`liveness`], [`runners`]: where jobs can run, and whose attempts are lost.
-//! - [`report_streams`], [`log_reads`]: acknowledgements, stops and questions to routers.
+//! - [`destinations`], [`liveness`], [`runners`]: where jobs can run, and which runners' attempts are lost.
+//! - [`report_streams`], [`log_reads`]: acknowledgements, stops and queries to routers.
 //! - [`changes`]: changes that clients make to flows; [`views`]: their views of flows.
 //! - [`rpc`]: the gRPC services.
 

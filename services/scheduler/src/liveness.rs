@@ -8,14 +8,14 @@ use model::{ContextId, RunnerId, Timestamp};
 /// A runner record of a context.
 pub type RunnerKey = (ContextId, RunnerId);
 
-/// Tells whose attempts are lost. Pure: the time comes in.
+/// Decides which runners' attempts are lost. Pure: callers pass the time in.
 #[derive(Debug)]
 pub struct Liveness {
     /// A supervisor that was away for this long has lost its attempts.
     lost_after: Duration,
     /// Runners that are away and not lost yet, by when they will be.
     waiting: BTreeSet<(Timestamp, RunnerKey)>,
-    /// Runners that are away, with when they will be lost; nothing for one whose time is over.
+    /// Runners that are away, each with the time at which it is lost; nothing once that has passed.
     away: HashMap<RunnerKey, Option<Timestamp>>,
 }
 
@@ -33,7 +33,7 @@ impl Liveness {
         }
     }
 
-    /// Notes that a runner was last heard of at `since`, or is not known at all since then.
+    /// Notes that a runner was last seen at `since`, or has been unknown since then.
     pub fn mark_away(&mut self, runner: RunnerKey, since: Timestamp) {
         self.away.entry(runner).or_insert_with(|| {
             let until = since + self.lost_after;

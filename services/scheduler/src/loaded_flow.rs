@@ -25,17 +25,17 @@ pub enum FlowPhase {
     Loading,
     /// In memory, as it is stored.
     Idle(Box<Engine>),
-    /// In memory, as it is stored, while its inbox is being read by the reading of this number: a commit
-    /// would move the places in it.
+    /// In memory, as it is stored, while the read of this number reads its inbox: a commit would shift the
+    /// positions in it.
     Reading(Box<Engine>, u64),
-    /// In memory, ahead of what is stored by the commit of this id.
+    /// In memory, ahead of the stored state by the commit of this id.
     Committing(Box<Engine>, String),
 }
 
 /// How to acknowledge an input once the commit that consumed it is durable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AckTarget {
-    /// No acknowledgement: the input is found again.
+    /// No acknowledgement: a reload finds the input again.
     Nothing,
     /// An acknowledgement to the router that brought it.
     Ack(ReportAck),
@@ -56,7 +56,7 @@ pub struct LoadedFlow {
     pub last_commit: String,
     /// Inputs that no step has taken up yet, with their acknowledgements.
     inputs: VecDeque<(FlowEngineInput, AckTarget)>,
-    /// Inputs that the commit under way took up. Taken up again when that is refused.
+    /// Inputs that the commit under way took up. They are taken up again when it is refused.
     committing: Vec<(FlowEngineInput, AckTarget)>,
     /// Runners of the attempts under way, to count them off when they end.
     pub placed: HashMap<NodeIndex, RunnerId>,
@@ -66,19 +66,19 @@ pub struct LoadedFlow {
     pub awaited_flows: BTreeSet<FlowId>,
     /// Questions about other flows that were not answered yet.
     pub questions: usize,
-    /// The questions must be asked again once they are answered.
+    /// The status queries must be repeated once they are answered.
     pub ask_again: bool,
     /// Number of the reading that the flow waits for while it is being loaded.
     pub reading: u64,
-    /// Time at which the flow has to be looked at.
+    /// Time at which the flow is due.
     pub due: Option<Timestamp>,
-    /// When reports that can wait are taken up at the latest.
+    /// Latest time at which reports that can wait are taken up.
     pub awaited: Option<Timestamp>,
     /// Nodes that a step may change; less after a commit was too large.
     pub budget: usize,
-    /// The flow has to be read again: what is in memory is not what is stored.
+    /// The flow must be read again: memory does not match the stored state.
     pub reload: bool,
-    /// The inbox has new entries, and has to be read.
+    /// The inbox has new entries and must be read.
     pub touched: bool,
     /// The flow counts as active in storage, though it may only rest.
     pub listed_active: bool,
@@ -140,7 +140,7 @@ impl LoadedFlow {
             && !self.reload
     }
 
-    /// Lends the inputs to a step and keeps those it took up until they are stored.
+    /// Lends the inputs to a step; inputs that the step takes up are kept until it is stored.
     pub fn with_inputs<T>(&mut self, step: impl FnOnce(&mut dyn EngineInputQueue) -> T) -> T {
         step(&mut LentInputs { waiting: &mut self.inputs, taken: &mut self.committing })
     }
@@ -168,7 +168,7 @@ impl LoadedFlow {
         in_inbox(&self.committing) + in_inbox(&self.inputs)
     }
 
-    /// Stops for the attempts that reports say live, when the flow has ended or is gone.
+    /// Stops for the attempts that are alive according to reports, when the flow has ended or is gone.
     pub fn live_attempts(&self) -> impl Iterator<Item = Stop> + '_ {
         let inputs = self.committing.iter().chain(&self.inputs);
         inputs.filter_map(|(input, _)| match input {
@@ -192,8 +192,8 @@ impl LoadedFlow {
         acks(all)
     }
 
-    /// Forgets everything that is not stored; what routers reported is taken up again once the flow is
-    /// loaded, and everything else comes with the flow.
+    /// Discards everything that is not stored. Reports from routers are taken up again once the flow is
+    /// loaded; everything else comes with the flow.
     pub fn reset(&mut self) {
         self.phase = FlowPhase::Loading;
         let mut kept = std::mem::take(&mut self.committing);

@@ -67,8 +67,8 @@ pub enum FlowLoadReason {
     Again,
 }
 
-/// Reads a flow; tries again while storage cannot be reached, or what it says cannot be read. `loads` bounds
-/// how many are read at the same time; one that waits for its next try is not among them.
+/// Reads a flow; retries while storage cannot be reached or its answer cannot be read. `loads` bounds
+/// how many flows are read at the same time, not counting those that wait for their next try.
 pub async fn load(
     mut store: FlowStoreClient,
     key: FlowKey,
@@ -152,8 +152,8 @@ pub async fn collect(mut parts: Streaming<LoadFlowResponse>) -> Result<StartedFl
     Ok(StartedFlow { context_uid, flow, nodes, last_commit, signals, inputs, taken_over: false })
 }
 
-/// Reads what others brought for a flow, after the `known` oldest entries; tries again while storage
-/// cannot be reached. Nothing when the flow is gone or what stands there cannot be read.
+/// Reads a flow's inbox after its `known` oldest entries; retries while storage
+/// cannot be reached. Nothing when the flow is gone or an entry cannot be read.
 pub async fn read_inbox(
     mut store: FlowStoreClient,
     (context, flow): FlowKey,
@@ -170,7 +170,7 @@ pub async fn read_inbox(
         };
         match store.read_inputs(request).await {
             Ok(answer) => {
-                // An answer has a limit in bytes: only an empty one is the last.
+                // Answers are limited in bytes, so only an empty one marks the end.
                 let part = answer.into_inner().inputs;
                 if part.is_empty() {
                     return Some(inputs);
@@ -188,7 +188,7 @@ pub async fn read_inbox(
     }
 }
 
-/// Asks where another flow stands, to be touched when it ends; tries again while storage cannot be
+/// Reads another flow's status and registers for a touch at its end; retries while storage cannot be
 /// reached. Nothing when there is no such flow.
 pub async fn await_flow(
     mut store: FlowStoreClient,
@@ -205,17 +205,17 @@ pub async fn await_flow(
     loop {
         match store.await_flow(request.clone()).await {
             Ok(answer) => return convert::enums::flow_status_from_wire(answer.into_inner().status),
-            // The asking flow itself is gone: nobody looks at the answer.
+            // The asking flow itself is gone, so the answer is not used.
             Err(status) if is_gone(&status) => return None,
             Err(status) => {
-                tracing::warn!(context = %context, flow = %flow, %status, "a flow could not be asked for; trying again");
+                tracing::warn!(context = %context, flow = %flow, %status, "an awaited flow could not be read; trying again");
                 tokio::time::sleep(RETRY_DELAY).await;
             }
         }
     }
 }
 
-/// Tells the driver every flow that has something to do; tries until storage has told them all.
+/// Sends the driver every flow that has something to do; retries until storage has listed them all.
 pub async fn list_active(mut store: FlowStoreClient, driver: Handle) {
     while let Err(status) = try_list(&mut store, &driver).await {
         tracing::warn!(%status, "the flows that have something to do cannot be read; trying again");

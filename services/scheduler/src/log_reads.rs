@@ -1,7 +1,7 @@
 //! Pieces of output that are read at supervisors. A caller waits here for the answer that a router brings.
 //!
-//! A piece is asked for over one router's stream, and over another one when that ends. Few are asked for at once:
-//! they travel with the reports, which must not wait behind them.
+//! A query goes over one router's stream, and over another one when that stream ends. Few are open at once:
+//! they share the streams with reports, which must not wait behind them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,7 +14,7 @@ use tokio::sync::{Notify, Semaphore, oneshot};
 
 use crate::report_streams::ReportStreamId;
 
-/// Pieces that are asked for at once. Others wait for their turn.
+/// Queries that are open at once. Others wait for their turn.
 pub const ASKS_AT_ONCE_MAX: usize = 16;
 /// How long an answer may take, the wait for the turn included.
 pub const PATIENCE: Duration = Duration::from_secs(10);
@@ -34,7 +34,7 @@ pub struct LogPieceRequest {
     pub limit: u32,
 }
 
-/// Those that are open. Clones are the same.
+/// Open queries. Clones share them.
 #[derive(Debug, Clone)]
 pub struct LogReadClient(Arc<LogReadClientInner>);
 
@@ -55,7 +55,7 @@ struct LogReadTable {
 #[derive(Debug)]
 struct LogReadEntry {
     query: LogQuery,
-    /// The stream that it went over.
+    /// Stream over which the query was sent.
     link: Option<ReportStreamId>,
     answer: oneshot::Sender<Option<LogReading>>,
 }
@@ -68,23 +68,23 @@ impl Default for LogReadClient {
 }
 
 impl LogReadClient {
-    /// Reads a piece at its supervisor. Cancel safe: when dropped nothing is left of it here.
+    /// Reads a piece at its supervisor. Cancel safe: dropping the future removes the query.
     ///
     /// # Errors
-    /// Why there is none.
-    pub async fn read(&self, wish: LogPieceRequest) -> Result<LogPiece, LogRefusal> {
+    /// The reason why the piece could not be read.
+    pub async fn read(&self, request: LogPieceRequest) -> Result<LogPiece, LogRefusal> {
         let asking = async {
             // Never closed.
             let _turn = self.0.turns.acquire().await.ok()?;
-            let (_asked, answer) = self.open(wish);
+            let (_asked, answer) = self.open(request);
             answer.await.ok().flatten()?.result
         };
         let secs = PATIENCE.as_secs();
         match tokio::time::timeout(PATIENCE, asking).await {
             Ok(Some(log_reading::Result::Piece(piece))) => Ok(piece),
             Ok(Some(log_reading::Result::Refusal(refusal))) => Err(refusal),
-            Ok(None) => Err(unreachable("the answer says nothing".to_owned())),
-            Err(_) => Err(unreachable(format!("nobody brought an answer within {secs} s"))),
+            Ok(None) => Err(unreachable("the supervisor's answer is empty".to_owned())),
+            Err(_) => Err(unreachable(format!("no answer came from the supervisor within {secs} s"))),
         }
     }
 
@@ -93,7 +93,7 @@ impl LogReadClient {
         self.0.unsent.notified().await;
     }
 
-    /// Sends what is to be sent; `send` gives the stream that something went over. What none takes waits for the
+    /// Sends the unsent queries; `send` returns the stream that took one. Queries that no stream takes wait for the
     /// next call.
     pub fn send_unsent(&self, mut send: impl FnMut(LogQuery) -> Option<ReportStreamId>) {
         let mut table = self.table();
@@ -110,12 +110,12 @@ impl LogReadClient {
     pub fn answered(&self, answer: LogAnswer) {
         let LogAnswer { query_id, reading } = answer;
         if let Some(open) = self.table().close(query_id) {
-            // Whoever asked may be gone since.
+            // The caller may have gone away.
             open.answer.send(reading).ok();
         }
     }
 
-    /// A router's stream ended: what went over it will not be answered, and is asked again.
+    /// Marks queries that went over an ended stream as unsent: they will not be answered there.
     pub fn stream_lost(&self, link: ReportStreamId) {
         let mut table = self.table();
         let LogReadTable { open, unsent, .. } = &mut *table;
@@ -128,8 +128,8 @@ impl LogReadClient {
         }
     }
 
-    fn open(&self, wish: LogPieceRequest) -> (LogReadGuard, oneshot::Receiver<Option<LogReading>>) {
-        let LogPieceRequest { context, runner, job_key, offset, limit } = wish;
+    fn open(&self, request: LogPieceRequest) -> (LogReadGuard, oneshot::Receiver<Option<LogReading>>) {
+        let LogPieceRequest { context, runner, job_key, offset, limit } = request;
         let (answer, receiver) = oneshot::channel();
         let mut table = self.table();
         table.last_id += 1;
@@ -149,7 +149,7 @@ impl LogReadClient {
     }
 
     fn table(&self) -> MutexGuard<'_, LogReadTable> {
-        // Nothing panics while it is held.
+        // No code panics while the lock is held.
         self.0.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -161,7 +161,7 @@ impl LogReadTable {
     }
 }
 
-/// One that is open; closed when it is dropped.
+/// Open query; closed on drop.
 struct LogReadGuard {
     asks: LogReadClient,
     query_id: u64,
@@ -183,7 +183,7 @@ mod tests {
     use model::id::Uid;
     use model::{Attempt, ContextUid, FlowUid, JobId};
 
-    fn wish(offset: u64) -> LogPieceRequest {
+    fn request(offset: u64) -> LogPieceRequest {
         let job_key = JobKey {
             context: ContextUid(Uid::from_bits(1)),
             flow: FlowUid(Uid::from_bits(2)),
@@ -223,7 +223,7 @@ mod tests {
         let asks = LogReadClient::default();
         let reading = tokio::spawn({
             let asks = asks.clone();
-            async move { asks.read(wish(5)).await }
+            async move { asks.read(request(5)).await }
         });
         asks.unsent().await;
         asks.send_unsent(|_| None);
@@ -246,7 +246,7 @@ mod tests {
         let mut reading = tokio::task::JoinSet::new();
         for offset in 0..ASKS_AT_ONCE_MAX as u64 + 1 {
             let asks = asks.clone();
-            reading.spawn(async move { asks.read(wish(offset)).await });
+            reading.spawn(async move { asks.read(request(offset)).await });
         }
         asks.unsent().await;
         let first = next_sent(&asks, 1).await;
@@ -257,7 +257,7 @@ mod tests {
         for _ in 0..ASKS_AT_ONCE_MAX {
             let refusal = reading.join_next().await.expect("one").expect("no panic").expect_err("no answer");
             assert_eq!(refusal.reason(), LogGapReason::Unreachable);
-            assert_eq!(refusal.detail, "nobody brought an answer within 10 s");
+            assert_eq!(refusal.detail, "no answer came from the supervisor within 10 s");
         }
         assert!(asks.table().open.is_empty() && asks.table().unsent.is_empty(), "nothing is left");
     }
@@ -267,7 +267,7 @@ mod tests {
         let asks = LogReadClient::default();
         let reading = tokio::spawn({
             let asks = asks.clone();
-            async move { asks.read(wish(0)).await }
+            async move { asks.read(request(0)).await }
         });
         asks.unsent().await;
         reading.abort();

@@ -12,7 +12,7 @@ pub const BLOCK: u32 = 4096;
 /// A step needs at most this many: one message for each node it changes.
 pub const STEP_MAX: u32 = 1024;
 
-/// Callers whose blocks are kept. Beyond it, blocks without waiting callers are dropped; ids are not used up so soon.
+/// Callers whose blocks are kept. Beyond that, blocks without waiting callers are dropped; the id space is large enough.
 pub const BLOCKS_MAX: usize = 4096;
 
 /// The blocks at hand.
@@ -41,14 +41,14 @@ impl MessageIdBlock {
 pub enum MessageIdSupply {
     /// There are enough ids.
     Enough,
-    /// There are too few ids, and the caller has to ask for a block now.
+    /// There are too few ids, and the caller must request a block now.
     Ask,
-    /// There are too few ids, and a block was asked for.
+    /// There are too few ids, and a block was requested.
     Wait,
 }
 
 impl MessageIds {
-    /// Forgets every block, and those that were asked for: answers of an earlier epoch do not count.
+    /// Discards every block and every pending request: answers of an earlier epoch are ignored.
     pub fn forget(&mut self) {
         *self = Self { blocks: HashMap::new(), epoch: self.epoch + 1 };
     }
@@ -83,7 +83,7 @@ impl MessageIds {
             .insert(caller, MessageIdBlock { next: first, end: first.saturating_add(BLOCK), asked: false });
     }
 
-    /// A reservation failed; it may be asked for again.
+    /// Notes that a reservation failed, so that it may be requested again.
     pub fn failed(&mut self, caller: ContextCaller) {
         self.blocks.entry(caller).or_default().asked = false;
     }

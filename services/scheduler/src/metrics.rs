@@ -56,7 +56,7 @@ impl Metrics {
             flows_asleep: gauge("flows_asleep", "Flows that wait for a time, not in memory until then")?,
             flows_submitted: counter("flows_submitted", "Flows submitted here")?,
             take_overs: counter("take_overs", "Flows whose owner this replica became while they ran")?,
-            reconciled: counter("reconciled_attempts", "Attempts whose supervisors were asked for them")?,
+            reconciled: counter("reconciled_attempts", "Attempts whose supervisors were queried about them")?,
             commits: counter("commits", "Steps stored")?,
             commits_in_flight: gauge("commits_in_flight", "Steps that storage has not answered yet")?,
             fenced_commits: counter(
@@ -64,7 +64,7 @@ impl Metrics {
                 "Steps refused: the flow has another owner, or changed",
             )?,
             stale_reports: counter("stale_reports", "Reports that changed nothing")?,
-            slow_watchers: counter("slow_watchers", "Watches that were ended since nobody read them")?,
+            slow_watchers: counter("slow_watchers", "Watches ended because their watcher did not read")?,
             nodes: add(registry, &IntCounterVec::new(transitions, &["state"])?)?,
             lost: add(registry, &IntCounterVec::new(lost, &["with"])?)?,
         })

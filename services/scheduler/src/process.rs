@@ -80,10 +80,11 @@ impl service::App for App {
 /// Where this process is reached on its host.
 fn own_address(host: &ServiceHost) -> Result<String, Failure> {
     let listener = host.listener.as_ref();
-    let listener = listener.ok_or("behind a sidecar: say with --advertise where routers reach this one")?;
+    let listener =
+        listener.ok_or("behind a sidecar no address can be advertised: give one with --advertise")?;
     let address = listener.local_addr()?;
     if address.ip().is_unspecified() {
-        return Err("listening on every address: say with --advertise where routers reach this one".into());
+        return Err("listening on every address, none can be advertised: give one with --advertise".into());
     }
     Ok(format!("https://{address}"))
 }

@@ -1,7 +1,7 @@
 //! Replica session of the scheduler: its lease, which others live, and which flows they touch.
 //!
-//! Heartbeats that renew the lease go through the driver: a driver that hangs loses it, and others take
-//! over its flows.
+//! Heartbeats that renew the lease go through the driver: a driver that hangs loses the lease, and other replicas
+//! take over its flows.
 
 use std::time::Duration;
 
@@ -58,8 +58,8 @@ pub fn due_flow_from_wire(flow: &ActiveFlow) -> Result<DueFlow, Status> {
     })
 }
 
-/// Holds the lease until `stop`, and tells the driver what storage tells; `held` is met while the stream of it stands.
-/// Ends the lease when it ends.
+/// Holds the lease until `stop` and forwards storage's events to the driver; `held` is met while the session's stream is open.
+/// Ends the lease on return.
 pub async fn hold_lease(
     mut store: FlowStoreClient,
     identity: SchedulerIdentity,
@@ -67,7 +67,7 @@ pub async fn hold_lease(
     stop: CancellationToken,
 ) {
     let mut backoff = ExponentialBackoff::up_to(RECONNECT_MAX);
-    // What is in memory counts only if the lease never ended since it was read.
+    // State in memory is valid only if the lease never ended since it was read.
     let mut again = false;
     loop {
         let mut joined = false;
@@ -79,7 +79,7 @@ pub async fn hold_lease(
         match joining {
             Ok(()) => return,
             Err(status) if status.code() == Code::Aborted => {
-                tracing::warn!(%status, "what is in memory is void");
+                tracing::warn!(%status, "the state in memory is void and is discarded");
                 driver.send(SchedulerEvent::Invalidate).await;
                 again = false;
             }

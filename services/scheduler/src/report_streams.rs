@@ -1,4 +1,4 @@
-//! The routers that are connected: acknowledgements and commands go to them.
+//! Streams of the connected routers, which carry acknowledgements and commands to them.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -9,11 +9,11 @@ use tokio::sync::mpsc;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ReportStreamId(pub u64);
 
-/// Answers that may wait for a router that does not read.
+/// Messages that may wait for a router that does not read.
 pub const LINK_BUFFER: usize = 1024;
 
-/// Stops and queries each that wait for a router. Beyond, the oldest are given up: an attempt that was to be
-/// stopped is stopped when its supervisor tells of it again, and one that was asked for is bounded by its
+/// Maximum number of stops, and of queries, that wait for a router. Beyond it, the oldest are dropped: an attempt
+/// to be stopped is stopped when its supervisor reports it again, and a queried attempt is bounded by its
 /// timeouts.
 const WAITING_MAX: usize = 100_000;
 
@@ -37,7 +37,7 @@ impl ReportStreams {
         self.links.insert(id, sender);
     }
 
-    /// Ends a stream: its router begins another one, and says again what was not acknowledged.
+    /// Ends a stream: its router opens another one and resends unacknowledged reports.
     pub fn close(&mut self, id: ReportStreamId) {
         self.links.remove(&id);
         self.handled.remove(&id);
@@ -51,22 +51,22 @@ impl ReportStreams {
         self.queries.clear();
     }
 
-    /// Notes that a report needs no repeating; told with the next [`ReportStreams::flush`].
+    /// Notes that a report needs no repeating; sent with the next [`ReportStreams::flush`].
     pub fn acknowledge(&mut self, (link, report): (ReportStreamId, u64)) {
         self.handled.entry(link).or_default().push(report);
     }
 
-    /// Notes an attempt to stop; told with the next [`ReportStreams::flush`].
+    /// Notes an attempt to stop; sent with the next [`ReportStreams::flush`].
     pub fn stop(&mut self, command: StopCommand) {
         push_bounded(&mut self.stops, command);
     }
 
-    /// Notes attempts to ask for; told with the next [`ReportStreams::flush`].
+    /// Notes attempts to query; sent with the next [`ReportStreams::flush`].
     pub fn query(&mut self, query: StatusQuery) {
         push_bounded(&mut self.queries, query);
     }
 
-    /// Tells the routers everything that was noted. What they cannot take now is told with the next flush.
+    /// Sends the routers everything that was noted. Messages that they cannot take now go with the next flush.
     pub fn flush(&mut self) {
         for (id, handled) in std::mem::take(&mut self.handled) {
             if let ReportSendOutcome::Full(answer) =
@@ -95,7 +95,7 @@ impl ReportStreams {
         (!is_empty).then_some(ReportResponse { stops, queries, ..Default::default() })
     }
 
-    /// Has a piece of output read; gives the stream that it was asked for over. Nothing when no router can take
+    /// Sends a query for a piece of output; returns the stream that took it. Nothing when no router can take
     /// it now.
     pub fn read_log(&mut self, query: LogQuery) -> Option<ReportStreamId> {
         let mut command = ReportResponse { log_queries: vec![query], ..Default::default() };
@@ -108,7 +108,7 @@ impl ReportStreams {
         None
     }
 
-    /// Gives back what no router can take now.
+    /// Returns the command when no router can take it now.
     fn send_to_any(&mut self, mut command: ReportResponse) -> Option<ReportResponse> {
         for id in self.links.keys().copied().collect::<Vec<_>>() {
             match self.send(id, command) {

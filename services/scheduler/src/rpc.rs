@@ -27,7 +27,7 @@ pub(crate) const PUBLIC_PATIENCE: MethodTimeoutTable<'static> = &[
     ("/mycora.v1.FlowService/DeleteFlow", Duration::from_secs(120)),
 ];
 
-/// Time limits of calls for flows that come with letters.
+/// Time limits of calls for flows that arrive as messages.
 pub(crate) const INTERNAL_PATIENCE: MethodTimeoutTable<'static> =
     &[("/mycora.internal.v1.ReportIntakeService/SubmitFor", Duration::from_secs(120))];
 

@@ -19,8 +19,8 @@ use crate::liveness::RunnerKey;
 /// The registry's view of runners, shared with the code that explains placements.
 pub type SharedRunners = Arc<RwLock<RunnerTable>>;
 
-/// Tells the driver what the registry sees, for ever, and keeps `shared` up to date; `known` is met while the view is
-/// complete and is being followed. The caller drops it to end it.
+/// Forwards the registry's view to the driver and keeps `shared` up to date; `known` is met while the view is
+/// complete and is being followed. Never returns; the caller drops the future to end it.
 pub async fn follow(
     mut registry: SchedulerRegistryClient,
     driver: Handle,
@@ -52,7 +52,7 @@ async fn watch(
     seen: &mut bool,
 ) -> Result<(), Status> {
     let mut answers = registry.watch(WatchRequest {}).await?.into_inner();
-    // Until the snapshot is complete: what an earlier stream told of, and this one has not.
+    // Until the snapshot is complete: runners of an earlier stream that this one has not sent.
     let mut missing: Option<BTreeSet<RunnerKey>> = Some(table(shared).keys().collect());
     while let Some(answer) = answers.message().await? {
         *seen = true;
@@ -93,7 +93,7 @@ async fn watch(
     Ok(())
 }
 
-/// Nothing panics while it is held.
+/// Locks the table; no code panics while the lock is held.
 fn table(shared: &SharedRunners) -> RwLockWriteGuard<'_, RunnerTable> {
     shared.write().unwrap_or_else(PoisonError::into_inner)
 }

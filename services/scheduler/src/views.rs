@@ -1,9 +1,9 @@
 //! Views of flows for clients: read from storage, never from memory.
 //!
-//! - [`reader`]: one flow in the name of one actor, on which the others stand;
-//! - [`watch`]: a snapshot, then each change; [`context_flows`]: the same of all flows of a context; [`answers`]: how both reach the
-//!   watcher; [`position`]: where a watch stands; [`logs`]: output;
-//! - [`explain`]: why a node is where it is; [`graph_rendering`]: a flow as a picture.
+//! - [`reader`]: reads one flow on behalf of one actor; the others build on it;
+//! - [`watch`]: a snapshot, then each change; [`context_flows`]: the same for all flows of a context; [`answers`]: how both reach the
+//!   watcher; [`position`]: positions of watches; [`logs`]: output;
+//! - [`explain`]: why a node is in its state; [`graph_rendering`]: a flow as a picture.
 
 pub mod answers;
 pub mod context_flows;

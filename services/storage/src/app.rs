@@ -21,7 +21,7 @@ use crate::sweeps::StorageSweepReport;
 use crate::tenants::context_removal::ContextRemovals;
 use crate::watch::events::EventHub;
 
-/// The notice about what an answered change survives.
+/// Name of the notice about the failures that an answered change survives.
 pub const DURABILITY: &str = "durability";
 
 /// External dependencies of storage.
@@ -58,7 +58,7 @@ impl App {
         notices.notice(DURABILITY).set(Some(&promises.join("; ")));
         for doubt in servers.iter().filter_map(|server| server.shortfall(asked)) {
             match asked {
-                // It is what was chosen, unless somebody expects more of it.
+                // `fast` promises no more than this; the line is for those who expect more.
                 Durability::Fast => tracing::info!("{doubt}"),
                 _ => tracing::warn!("{doubt}"),
             }
@@ -118,7 +118,7 @@ impl App {
         self.notices.clone()
     }
 
-    /// Removes what is too old at this moment, in all contexts: blobs that nobody refers to, events, entries of the audit. A
+    /// Removes what is too old at this moment, in all contexts: unreferenced blobs, events, audit records. A
     /// running service does so by itself, at least every hour.
     ///
     /// # Errors
@@ -135,10 +135,10 @@ impl App {
         let replicas = self.rpc.replicas.clone().run(self.hub.clone(), shutdown.clone());
         let removals = self.rpc.removals.clone().run(shutdown.clone());
         let reconnects = self.hub.clone().check_reconnects(shutdown.clone());
-        // Large, and only one of them.
+        // Boxed, since the future is large and exists only once.
         let sweeps = Box::pin(self.hub.store().clone().sweep_always(shutdown.clone()));
         let room = self.hub.store().clone().watch_free_memory(shutdown.clone());
-        // Subscribed before the first hint is heard.
+        // Subscribed before the first hint can arrive.
         let identities =
             invalidate_identities(self.rpc.identities.clone(), self.hub.identity_changes(), shutdown.clone());
         tokio::join!(

@@ -19,7 +19,7 @@ use crate::tenants::audit::AuditRecord;
 use crate::tenants::permission::{self, ContextAction};
 use crate::tenants::quotas::Quota;
 
-/// How long chunks are kept that belong to no visible blob.
+/// How long chunks without a visible blob are kept.
 const UNFINISHED: Duration = Duration::from_secs(600);
 
 /// Time that a job's output is kept unreferenced beyond the time that a blob put by an actor is kept.
@@ -27,7 +27,7 @@ const OUTPUT_MORE: Duration = Duration::from_secs((limits::OUTPUT_IDLE_SECS - li
 
 /// Attempts to write a blob that a sweep removes at the same moment.
 const PUT_TRIES: u32 = 3;
-/// Contexts that are asked for in one command.
+/// Contexts that one command reads.
 const CONTEXTS_ASKED: usize = 256;
 /// Blobs that are looked for in one round trip.
 const BLOBS_LOOKED_FOR: usize = 1000;
@@ -65,7 +65,7 @@ fn check_size(size: u64) -> Result<()> {
 }
 
 impl Store {
-    /// Keeps bytes. Keeping them again changes nothing but the time until they may be removed unreferenced.
+    /// Stores bytes. Storing them again only extends the time until they may be removed unreferenced.
     pub(crate) async fn put_blob(
         &self,
         context: ContextId,
@@ -97,7 +97,7 @@ impl Store {
         self.put(&tenant, None, hash, script.as_bytes(), Some(&deed), now).await
     }
 
-    /// Keeps one piece; the last one has the whole checked and made visible.
+    /// Stores one piece. With the last one, the whole blob is checked and made visible.
     pub(crate) async fn write_piece(
         &self,
         context: ContextId,
@@ -119,7 +119,7 @@ impl Store {
         let tenant = self.tenant(context).await?;
         if offset + expected < size {
             if offset == 0 {
-                // Not only the last piece hears that there is no room for the whole.
+                // The first piece is refused already when there is no room for the whole.
                 let room = self.blob_room(&tenant).await?;
                 is_there(&tenant, &tenant.keys.blob(hash), size, room).await?;
             }
@@ -241,7 +241,7 @@ impl Store {
         let mut tries = 1;
         let total = loop {
             match put_once(tenant, uid, (hash, bytes), room, deed, now).await {
-                // It was there, and was swept just now.
+                // The chunk existed and has just been swept.
                 Err(error) if error.code() == Some("CHUNK_MISSING") && tries < PUT_TRIES => tries += 1,
                 result => break result?,
             }
@@ -250,8 +250,8 @@ impl Store {
         Ok(BlobRef { sha256: hash, size })
     }
 
-    /// How many bytes of blobs there may be in a context: as many as in any, and no more than its creator's other contexts leave.
-    /// What is put into several of them at the same moment may be that much more.
+    /// How many bytes of blobs a context may have: the limit of every context, and no more than its creator's other contexts leave.
+    /// Concurrent uploads into several of them may exceed the creator's limit by their size.
     async fn blob_room(&self, tenant: &TenantStore) -> Result<BlobQuota> {
         let max = self.quotas().of(Quota::ContextBlobBytes);
         let of_context = BlobQuota { quota: Quota::ContextBlobBytes, max, others: 0 };
@@ -324,7 +324,7 @@ async fn put_once(
     let chunks: Vec<(String, &[u8])> = chunks.collect();
     if !is_there(tenant, &key, bytes.len() as u64, room).await? {
         for (key, chunk) in &chunks {
-            // Not over one that is there: it has the same bytes, and may belong to a visible blob by now.
+            // An existing chunk is not overwritten: it has the same bytes and may belong to a visible blob by now.
             let set = Cmd::new("SET").arg(key).arg(*chunk).arg("NX").arg("EX").arg(UNFINISHED.as_secs());
             tenant.connection.cmd(set).await?;
         }
@@ -334,7 +334,7 @@ async fn put_once(
         .keys([("blob", &key), ("blob_refs", &refs), ("blob_idle", &tenant.blob_idle)])
         .to_vec();
     touched.extend(chunks.iter().map(|(key, _)| key.as_str()));
-    // What a service puts is the output of a job, whose report may be late.
+    // A service puts only outputs of jobs, whose reports may be late.
     let since = if uid.is_some() { now + OUTPUT_MORE } else { now };
     let call = tenant.begin_by(deed, &scripts::PUT_BLOB, &touched, uid, now).named(kv::named![
         hash: &hash.to_string(),

@@ -41,7 +41,7 @@ impl Config {
     /// Connects to Redis, learns what it has, and builds the service; nothing else runs before [`App::run`].
     ///
     /// # Errors
-    /// When Redis does not answer, not as one of ours, or cannot give the durability that is asked for.
+    /// When Redis does not answer, answers unlike a Redis of this coordinator, or cannot give the requested durability.
     pub async fn build(self, deps: Deps) -> Result<App, StorageStartError> {
         App::new(self, deps).await
     }

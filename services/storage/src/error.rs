@@ -1,4 +1,4 @@
-//! Errors of storage, by what the caller can do about them.
+//! Errors of storage, grouped by what the caller can do about them.
 
 use model::context::AccessDenied;
 use model::{ActorId, ContextId, Violations, limits};
@@ -35,7 +35,7 @@ pub(crate) enum Error {
     /// The object is in a state that does not allow it.
     #[error("{message}")]
     WrongState {
-        /// Which state of what.
+        /// State that refuses the change.
         state: WrongState,
         /// For people.
         message: String,
@@ -57,17 +57,17 @@ pub(crate) enum Error {
     /// The context takes no changes any more.
     #[error("the context is being deleted")]
     ContextDeleting,
-    /// The permission that was decided on was changed at the same moment, again and again.
+    /// The context changed concurrently each time permission was decided.
     #[error("context {0} changed meanwhile")]
     ContextChanged(ContextId),
-    /// The object is not as it was when it was looked at.
+    /// The object has changed since it was read.
     #[error("{0}")]
     Changed(String),
-    /// Another start has taken the replica's name, or it was not heard for too long.
+    /// Another start has taken the replica's name, or its heartbeats were missing for too long.
     #[error("the lease is lost: join again")]
     LeaseLost,
-    /// Redis has lost changes that somebody was told of.
-    #[error("the store went back: what is in memory is void")]
+    /// Redis has lost changes that were already reported to others.
+    #[error("the store went back: the state in memory is void")]
     StoreWentBack,
     /// The place in the event stream is gone.
     #[error("the position is gone: begin with a snapshot")]
@@ -108,7 +108,7 @@ pub(crate) enum Error {
         /// Value of the limit.
         max: u32,
     },
-    /// The store keeps what room it has for what is there already.
+    /// The store reserves its remaining room for what exists already.
     #[error("the store is full")]
     StoreFull,
     /// Redis.
@@ -138,7 +138,7 @@ pub(crate) enum WrongState {
     NotADeadLetter,
     /// The message was made too long ago to be sent again.
     MessageTooOld,
-    /// The key that the message is from counts no more.
+    /// The key that the message is from is no longer valid.
     SenderKeyOver,
     /// The message belongs to a flow.
     CarriesNodes,
@@ -155,7 +155,7 @@ impl Error {
     /// Error for a record that Redis failed to return.
     pub(crate) fn of_record(error: kv::Error, what: impl std::fmt::Display) -> Self {
         if error.code() == Some("WRONGTYPE") {
-            let problem = "what stands under this key is no hash".to_owned();
+            let problem = "the value under this key is not a hash".to_owned();
             return Self::Broken(MalformedRecord::Whole { what: what.to_string(), problem });
         }
         Self::Store(error)
@@ -186,12 +186,12 @@ impl Error {
         Self::Exhausted { message: format!("every context id is taken: {remedy}"), limit: "id_max", max }
     }
 
-    /// Every number of a kind was given.
+    /// Error when every id of a kind is taken.
     pub(crate) const fn no_ids_left(message: String) -> Self {
         Self::Exhausted { message, limit: "id_max", max: u32::MAX }
     }
 
-    /// Those numbers of a kind that were tried are all taken.
+    /// Error when all ids of a kind that were tried are taken.
     pub(crate) fn no_free_id(kind: &str) -> Self {
         let message = format!("no free {kind} id was found; name one");
         Self::Exhausted { message, limit: "id_tries_max", max: ID_TRIES }
@@ -251,14 +251,14 @@ impl Error {
 
 /// The quota that a script's refusal names, as `<name> <how much there may be> <how much there would be>`.
 fn beyond(message: &str) -> Option<Error> {
-    let mut words = message.split(' ');
-    let mut next = || words.next();
+    let mut parts = message.split(' ');
+    let mut next = || parts.next();
     let name = next()?;
     let quota = *Quota::ALL.iter().find(|quota| quota.name() == name)?;
     Some(Error::Quota { quota, max: next()?.parse().ok()?, asked: next()?.parse().ok()? })
 }
 
-/// Contexts of which a message tells; the first ones.
+/// Maximum number of contexts that a message names.
 const CONTEXTS_NAMED_MAX: usize = 20;
 
 fn named(contexts: &[ContextId]) -> String {

@@ -1,10 +1,10 @@
-//! Flows: made, driven by their owners, read and removed.
+//! Flows: created, driven by their owners, read and removed.
 //!
-//! - [`creation`], [`first_step`]: one change makes a flow and starts it; [`lifecycle`]: filled in parts, started, taken over, run again;
-//! - [`commits`]: steps of their owners, the hot path; [`flow_inputs`]: what others bring for them;
+//! - [`creation`], [`first_step`]: one change creates a flow and starts it; [`lifecycle`]: filled in parts, started, taken over, rerun;
+//! - [`commits`]: steps by their owners, the hot path; [`flow_inputs`]: inputs from other parties;
 //! - [`replicas`], [`replica_session`]: the schedulers that own them;
-//! - [`reads`], [`flow_list_backfill`]: what is told of them; [`jobs`]: jobs, also those of no flow; [`usage_backfill`]: how many there are;
-//! - [`removal`]: they go with everything that is theirs.
+//! - [`reads`], [`flow_list_backfill`]: reads and lists; [`jobs`]: jobs, with or without a flow; [`usage_backfill`]: counts for quotas;
+//! - [`removal`]: a flow is removed with everything that belongs to it.
 
 pub(crate) mod commits;
 pub(crate) mod creation;

@@ -52,11 +52,11 @@ impl StoredRecordKind {
         Self::StoredJob,
     ];
 
-    /// Reads a hash; gives it as it would be written again, without what only scripts write; nothing for one that is not
-    /// there, and no fields where a record is never written as a whole.
+    /// Reads a hash and returns it as it would be written again, without the fields that only scripts write; nothing for a
+    /// missing hash, and no fields where a record is never written as a whole.
     ///
     /// # Errors
-    /// Says what is wrong with it.
+    /// Describes what is wrong with the hash.
     pub fn read(self, hash: &RedisHash) -> Result<Option<RedisHash>, String> {
         let of_hash = || RecordFields::of_hash("the record", all(hash)).map_err(|error| error.to_string());
         let of_some = |names: &[&str]| {
@@ -181,7 +181,7 @@ fn page(token: &str) -> Result<PageRequest, String> {
     violations.into_result(Some(page)).map_err(|violations| violations.to_string())
 }
 
-/// All that a caller is told.
+/// Renders an error with everything that its caller receives.
 fn whole(error: Error) -> String {
     match error {
         Error::Invalid(violations) => violations.to_string(),

@@ -1,4 +1,4 @@
-//! Request ids: the same one with the same body has one effect.
+//! Request ids: requests with the same id and body have one effect.
 
 use kv::{Cmd, KvConnection, Value};
 use model::{ContextId, FlowId, JobId, RequestId, Revision, Violations};
@@ -17,7 +17,7 @@ pub(crate) struct IdempotencyKey {
 }
 
 impl IdempotencyKey {
-    /// Nothing for an empty id: the request cannot be repeated.
+    /// Parses an idempotency key; nothing for an empty id, whose request cannot be repeated.
     pub(crate) fn parse(
         id: &str,
         hash: impl FnOnce() -> String,
@@ -40,8 +40,8 @@ pub(crate) struct CreationRequest<'a> {
 }
 
 impl<'a> CreationRequest<'a> {
-    /// At which revision the message was taken up that asks: `<message>@<revision>` is its request id. Empty when that does
-    /// not say.
+    /// Revision at which the requesting message was taken up, from its request id `<message>@<revision>`. Empty when the id
+    /// has none.
     pub(crate) fn taken_revision(&self, message: &str) -> &'a str {
         let id = self.request.and_then(|request| request.id.strip_prefix(message));
         id.and_then(|rest| rest.strip_prefix('@')).unwrap_or_default()
@@ -53,7 +53,7 @@ impl<'a> CreationRequest<'a> {
 pub(crate) struct BatchPart {
     /// Which request.
     pub(crate) request: IdempotencyKey,
-    /// With these nodes it is carried out.
+    /// These nodes complete the request.
     pub(crate) ends: bool,
     /// The job of its first node.
     pub(crate) first_job: JobId,

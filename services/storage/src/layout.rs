@@ -6,7 +6,7 @@ use kv::{Cmd, Kv, KvConnection, SetupError};
 /// Checks that the Redis at hand can keep contexts apart by this layout.
 ///
 /// # Errors
-/// Names what else it would take.
+/// Names what is missing for the layout.
 pub(crate) async fn check(layout: Layout, kv: &Kv) -> Result<(), SetupError> {
     if !kv.endpoint().is_cluster() {
         let enabled = info(&kv.at(0, ""), "cluster", "cluster_enabled").await;
@@ -15,7 +15,7 @@ pub(crate) async fn check(layout: Layout, kv: &Kv) -> Result<(), SetupError> {
                 "this Redis is a node of a cluster: name it as redis+cluster://host:port, with the layout `hash-tag`"
                     .to_owned(),
             )),
-            // Who may not ask will be told by every other answer.
+            // `INFO` may be refused; a cluster then shows itself in every other answer.
             Ok(_) | Err(SetupError::Unknown(kv::Error::Refused { .. })) => Ok(()),
             Err(error) => Err(error),
         };

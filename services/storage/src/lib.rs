@@ -1,12 +1,12 @@
 //! Storage: the only service that touches the coordinator's Redis.
 //!
-//! - `store`: connections and keys of what is global and of each context; `scripts`: the Lua scripts, each one change of state;
-//!   `record`: hashes as objects and back; `idempotency`: the same request has one effect; `pages`: pages of lists;
-//! - what can be asked, a room for each kind of thing: `flows`, `messages` that carry jobs, `mail`, `tenants` (actors and contexts, and
-//!   who may do what), `blobs` and `logs`, `runners`;
-//! - `watch`: hints, event streams, and those who watch them;
-//! - `sweeps`: what nobody needs any more goes; `redis_memory`: whether Redis has room for anything new; `layout`: how it keeps contexts apart;
-//! - `rpc`: parse, call, convert; `app` and `process`: the service, within a program and as one of its own.
+//! - `store`: connections and keys, global and of each context; `scripts`: the Lua scripts, each one change of state;
+//!   `record`: conversion between hashes and objects; `idempotency`: a repeated request has one effect; `pages`: pages of lists;
+//! - one module for each kind of object: `flows`, `messages` that carry jobs, `mail`, `tenants` (actors, contexts and
+//!   permissions), `blobs` and `logs`, `runners`;
+//! - `watch`: hints, event streams, and their watchers;
+//! - `sweeps`: removal of what is no longer needed; `redis_memory`: room in Redis for anything new; `layout`: how contexts are kept apart;
+//! - `rpc`: parse, call, convert; `app` and `process`: the service inside another program, and as a program.
 
 mod app;
 mod blobs;

@@ -1,4 +1,4 @@
-//! The tails of what attempts print.
+//! Stored tails of the output of attempts.
 
 use std::collections::BTreeMap;
 
@@ -23,16 +23,16 @@ pub(crate) struct AttemptLogChunk {
     pub(crate) offset: u64,
     /// The piece.
     pub(crate) data: Bytes,
-    /// A runner record of the supervisor that told it.
+    /// Runner record of the supervisor that sent the piece.
     pub(crate) runner: Option<RunnerId>,
-    /// When the first of it was printed, by the machine's clock.
+    /// Time at which the piece's first byte was printed, by the machine's clock.
     pub(crate) time: Option<Timestamp>,
 }
 
-/// From which byte of an output on what was printed at which time.
+/// First byte printed at a time, and that time.
 pub(crate) type PrintTime = (u64, Timestamp);
 
-/// The times as they are kept: `<byte>:<Unix milliseconds>`, with spaces between them, by their bytes. Gives those that hold
+/// Parses stored print times, `<byte>:<Unix milliseconds>` separated by spaces and ordered by byte. Returns those that hold
 /// from `offset` on.
 pub(crate) fn times_from(text: &str, offset: u64) -> Vec<PrintTime> {
     let read = |part: &str| {
@@ -53,8 +53,8 @@ struct AttemptLogAppend {
 }
 
 impl Store {
-    /// Appends pieces, those of one attempt in the order they are given. Repeating one that is kept changes nothing;
-    /// pieces of what is gone, of another flow of the same number, or of an attempt that its node has not had are dropped.
+    /// Appends pieces, those of one attempt in the given order. Repeating a stored piece changes nothing. Dropped are pieces of
+    /// a flow that is gone, of another flow with the same number, or of an attempt that its node has not had.
     pub(crate) async fn append_logs(&self, chunks: Vec<AttemptLogChunk>, now: Timestamp) -> Result<()> {
         let mut attempts: BTreeMap<(ContextId, FlowId, JobKey), AttemptLogAppend> = BTreeMap::new();
         for chunk in chunks {

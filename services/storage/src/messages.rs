@@ -1,8 +1,8 @@
 //! Messages on their way to routers.
 //!
-//! - [`message_holds`]: messages that a router holds, and how they are settled; [`router_session`]: a router's stream; [`routers`]: those that are
-//!   connected;
-//! - [`push_watcher`], [`raw`]: what programs push to Redis; [`forgettable_attempts`]: attempts that nobody asks for any more.
+//! - [`message_holds`]: messages that a router holds, and how they are settled; [`router_session`]: a router's stream; [`routers`]: the
+//!   connected routers;
+//! - [`push_watcher`], [`raw`]: messages that programs push to Redis; [`forgettable_attempts`]: attempts that are no longer needed.
 
 pub(crate) mod forgettable_attempts;
 pub(crate) mod message_holds;

@@ -22,7 +22,7 @@ use crate::tenants::quotas::{QuotaSetting, StorageQuotas};
 /// The pause before Redis is tried again.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Where storage finds what it needs.
+/// Addresses and settings that storage needs.
 #[derive(Debug, clap::Args)]
 pub struct Flags {
     /// The coordinator's Redis: redis://[user[:password]@]host[:port], unix:///path, a cluster
@@ -103,7 +103,7 @@ impl service::App for App {
                 Err(error) => return Err(error.into()),
             }
         };
-        // Met when Redis is heard, and unmet again whenever it goes away.
+        // Met while the subscription to Redis stands, unmet whenever Redis goes away.
         host.readiness.include("", &app.readiness());
         host.notices.include(&app.notices());
         let builder = Mount::builder(policy()).directory(app.directory());

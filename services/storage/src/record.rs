@@ -21,7 +21,7 @@ use crate::error::{Error, Result};
 /// A record that does not fit its description. Programs may write with plain Redis commands, so that this is no defect.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum MalformedRecord {
-    /// One field of it.
+    /// One field of the record.
     #[error("field `{field}` of {what}: {problem}")]
     Field {
         /// Which record.
@@ -31,7 +31,7 @@ pub(crate) enum MalformedRecord {
         /// Description of the problem with the field.
         problem: String,
     },
-    /// All of it.
+    /// The record as a whole.
     #[error("{what}: {problem}")]
     Whole {
         /// Which record.
@@ -41,7 +41,7 @@ pub(crate) enum MalformedRecord {
     },
 }
 
-/// Fails when a record says another number of itself than its key.
+/// Fails when the id in a record differs from that in its key.
 pub(crate) fn check_id<T>(
     what: impl fmt::Display,
     found: T,
@@ -53,11 +53,11 @@ where
     if found == of_key {
         return Ok(());
     }
-    let problem = format!("{found}, where its key says {of_key}");
+    let problem = format!("{found}, but its key says {of_key}");
     Err(MalformedRecord::Field { what: what.to_string(), field: "id".to_owned(), problem })
 }
 
-/// Leaves a record that cannot be read out of a list, so that it hides no others.
+/// Skips a record that cannot be read, so that it does not hide the others of a list.
 pub(crate) fn listed<T>(read: Result<Option<T>>) -> Result<Option<T>> {
     match read {
         Err(Error::Broken(record)) => {

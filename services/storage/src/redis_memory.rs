@@ -1,8 +1,8 @@
 //! Free memory of Redis, which decides whether anything new is accepted.
 //!
 //! A Redis with `maxmemory` and no eviction refuses every script whose first write may take memory when it is full. Scripts that free
-//! memory or end something begin with a write that takes none (`use_reserve`), and work all the same; flows that run wait. So that they
-//! need not, nothing new is taken while there is still some room.
+//! memory or end something begin with a write that takes none (`use_reserve`), so they still work, while running flows have to wait.
+//! To avoid that, nothing new is accepted already while there is still some room.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -13,18 +13,18 @@ use tokio_util::sync::CancellationToken;
 use crate::error::{Error, Result};
 use crate::store::Store;
 
-/// How often Redis is asked.
+/// How often the free memory is read.
 const LOOKS_APART: Duration = Duration::from_secs(1);
 /// Bytes that anything new is assumed to need at least: its record, its events, its audit entry.
 const NEW_BYTES: u64 = 4096;
-/// Which part of its memory is kept for what is there already.
+/// Divisor of Redis' memory that gives the part reserved for what exists already.
 const RESERVE: u64 = 8;
 
 impl Store {
     /// Looks again and again, until `stop`.
     pub(crate) async fn watch_free_memory(self, stop: CancellationToken) {
         while !stop.is_cancelled() {
-            // Whoever cannot be asked cannot be written to either.
+            // A Redis that does not answer cannot be written to either.
             if let Ok(room) = self.look_for_room().await {
                 let before = self.room().swap(room, Ordering::Relaxed);
                 if room == 0 && before > 0 {
@@ -38,8 +38,8 @@ impl Store {
         }
     }
 
-    /// Takes room for something new of about so many bytes; fails when there is none. What was taken since the last look counts, so that
-    /// nothing fills Redis between two of them.
+    /// Reserves room for something new of about `bytes` bytes; fails when there is none. Reservations since the last look count, so that
+    /// Redis cannot fill up between two looks.
     pub(crate) fn reserve_memory(&self, bytes: u64) -> Result<()> {
         let less = |room: u64| room.checked_sub(bytes.max(NEW_BYTES));
         self.room()

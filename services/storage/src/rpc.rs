@@ -66,7 +66,7 @@ pub const PUBLIC_POLICY: PolicyTable<'static> = &[
     ("/mycora.v1.JobService/*", &[Allow::AnyActor]),
 ];
 
-/// Calls with more to do than others: a context has any number of records, and supervisors that have to forget it.
+/// Timeouts of public methods that take long: a context has any number of records, and supervisors that must drop it.
 const PUBLIC_PATIENCE: MethodTimeoutTable<'static> =
     &[("/mycora.v1.ContextService/DeleteContext", Duration::from_secs(600))];
 
@@ -210,8 +210,8 @@ fn who(caller: Caller) -> Result<Option<ActorId>, Error> {
     }
 }
 
-/// The request id of a message of which it is the rest that counts, and what it asks for: many say the same in their fields, as
-/// a removal and a change that names nothing but the object.
+/// Parses a request id with a hash of the rest of the message and its type: messages of different types may have equal fields, such
+/// as a removal and a change that names nothing but the object.
 fn request_of<M: Message>(id: &str, body: &M, violations: &mut Violations) -> Option<IdempotencyKey> {
     let hash = || Sha256::new().chain_update(kind_of(body)).chain_update(body.encode_to_vec()).finalize();
     IdempotencyKey::parse(id, || hex::encode(hash()), violations)

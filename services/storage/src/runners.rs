@@ -18,7 +18,7 @@ use crate::tenants::quotas::Quota;
 pub(crate) const RUNNERS_READ: usize = 128;
 
 impl Store {
-    /// Keeps a new record, or gives the one that the same request made before.
+    /// Stores a new record, or returns the one that the same request created before.
     pub(crate) async fn put_runner(
         &self,
         context: ContextId,
@@ -79,7 +79,7 @@ impl Store {
         Err(Error::no_free_id("runner"))
     }
 
-    /// Changes a record. What the same request did before is not done again.
+    /// Changes a record. A repeated request does not change it again.
     pub(crate) async fn change_runner(
         &self,
         (context, id): (ContextId, RunnerId),
@@ -130,7 +130,7 @@ impl Store {
         runner_of(id, value)?.ok_or_else(|| Error::not_found("runner", id))
     }
 
-    /// A record that `asker` may read. One that was deleted is not found any more.
+    /// Reads a record that `asker` may read. A deleted record is not found.
     pub(crate) async fn read_runner(
         &self,
         context: ContextId,
@@ -249,7 +249,7 @@ impl RunnerChange {
         }
     }
 
-    /// The fields that are written beside those that the change itself is about.
+    /// Builds the fields that are written in addition to those of the change itself.
     fn values(&self, id: RunnerId, now: Timestamp) -> FieldWriter {
         match self {
             Self::Update(values) => record::runner::write_values(&fresh_runner(id, values, now)),

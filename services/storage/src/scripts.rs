@@ -3,8 +3,8 @@
 //! A script is given every key it touches, checks everything first and writes last, since Redis does
 //! not undo the writes of a script that fails. It refuses with `CODE message`.
 //!
-//! Before it stands what it has in common with others, as far as it needs that: `prelude` with every change of a context, `flows`
-//! and `messages` with their kind, `global` with what belongs to no context.
+//! Shared parts precede the script: `prelude` for every change of a context, `flows` and `messages` for scripts of their kind,
+//! `global` for changes outside contexts.
 
 use kv::Script;
 

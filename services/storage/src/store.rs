@@ -1,4 +1,4 @@
-//! The coordinator's Redis: what is global, and the contexts in it.
+//! The coordinator's Redis: global records and contexts.
 
 mod change;
 
@@ -22,16 +22,16 @@ use crate::watch::change_feed::ChangeFeed;
 use crate::watch::events::EventPosition;
 use crate::watch::positions::LastSeenPosition;
 
-/// Callers of this many flows are remembered, so that a commit need not ask for them.
+/// Number of flows whose callers are cached, so that a commit need not read them.
 const CALLERS_MAX: usize = 65_536;
-/// How many databases a Redis has that does not say.
+/// Number of databases assumed for a Redis that does not report it.
 const DATABASES_DEFAULT: u32 = 16;
-/// How often a change is tried again whose permission changed while it was under way.
+/// How often a change is retried when its permission changed concurrently.
 pub(crate) const PERMISSION_TRIES: u32 = 8;
-/// How often another id is tried when the one chosen was taken by somebody else.
+/// How often another id is tried when the chosen one was taken concurrently.
 pub(crate) const ID_TRIES: u32 = 64;
 
-/// All that is kept. Cheap to clone.
+/// Everything that storage keeps. Cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Store(Arc<StoreInner>);
 
@@ -46,7 +46,7 @@ struct StoreInner {
     databases: u32,
     keys: GlobalKeys,
     connection: KvConnection,
-    /// Last position seen in the stream of what belongs to no context.
+    /// Last position seen in the global stream.
     seen: LastSeenPosition,
     /// How often Redis was found to have lost changes.
     went_back: watch::Sender<u64>,
@@ -80,7 +80,7 @@ impl RequestPrincipal {
     }
 }
 
-/// A context's connection and those of its keys that are needed all the time.
+/// Connection of a context, with those of its keys that are needed often.
 #[derive(Debug)]
 pub(crate) struct TenantStore {
     pub(crate) id: ContextId,
@@ -101,7 +101,7 @@ pub(crate) struct TenantStore {
     /// Changes that are reported to the reader of the context's stream, so that it need not read them.
     pub(crate) feed: ChangeFeed,
     pub(crate) quotas: StorageQuotas,
-    /// Everything in it is counted, also what an earlier version made.
+    /// Everything in the context is counted, including records made by earlier versions.
     pub(crate) counted: AtomicBool,
     /// Every flow stands in the list of its status.
     pub(crate) listed: AtomicBool,
@@ -186,7 +186,7 @@ impl Store {
         &self.0.coordinator
     }
 
-    /// The next actor id that nobody was given.
+    /// Returns the next actor id that was not issued yet.
     pub(crate) async fn next_actor_id(&self) -> Result<u32> {
         next_id(&self.0.actor_ids, &self.0.connection, &self.0.keys.ids(), "actor").await
     }
@@ -201,7 +201,7 @@ impl Store {
         &self.0.went_back
     }
 
-    /// Where the stream of what belongs to no context stood when it was last written or read.
+    /// Position of the global stream when it was last written or read.
     pub(crate) fn seen(&self) -> &LastSeenPosition {
         &self.0.seen
     }
@@ -211,16 +211,16 @@ impl Store {
         self.0.tenants.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
     }
 
-    /// Forgets a context that is gone; one that is made anew begins from nothing.
+    /// Forgets a context that is gone, so that a new one with its id starts from nothing.
     pub(crate) fn forget_tenant(&self, id: ContextId) {
         let known = self.0.tenants.write().unwrap_or_else(PoisonError::into_inner).remove(&id);
-        // Whoever watches it still is not to take the next one for it.
+        // Remaining watchers must not mistake the next context of this id for it.
         if let Some(known) = known {
             known.feed.doubt();
         }
     }
 
-    /// Why a context of this id cannot be kept here; nothing when it can.
+    /// Returns why a context of this id cannot be stored here; nothing when it can.
     pub(crate) fn refuses_id(&self, id: ContextId) -> Option<String> {
         if id.0 == 0 {
             return Some("context ids begin with 1".to_owned());
@@ -236,7 +236,7 @@ impl Store {
         }
     }
 
-    /// Why there are no more contexts, and what helps.
+    /// Describes why no more contexts are possible, and what helps.
     pub(crate) fn contexts_end(&self) -> String {
         format!(
             "this Redis has `databases {}`, of which 0 and the last are no contexts, so ids go up to {}: raise \
@@ -255,13 +255,13 @@ impl Store {
         })
     }
 
-    /// A context that exists, or did a moment ago: every script looks again.
+    /// Returns a context that exists, or did a moment ago: every script checks again.
     pub(crate) async fn tenant(&self, id: ContextId) -> Result<Arc<TenantStore>> {
         let known = self.0.tenants.read().unwrap_or_else(PoisonError::into_inner).get(&id).cloned();
         if let Some(known) = known {
             return Ok(known);
         }
-        // Nobody makes us open a connection for a context that does not exist.
+        // No request may open a connection for a context that does not exist.
         let ask = Cmd::new("SISMEMBER").arg(&self.0.keys.contexts()).arg(id.0);
         if self.refuses_id(id).is_some() || self.0.connection.cmd(ask).await?.int()? == 0 {
             return Err(Error::not_found("context", id));
@@ -286,7 +286,7 @@ impl Store {
         Ok((tenant, context))
     }
 
-    /// A context in which `asker` may read, with the answers to what is asked in the same round trip.
+    /// Reads a context in which `asker` may read, with the answers to `questions` from the same round trip.
     pub(crate) async fn read(
         &self,
         id: ContextId,
@@ -295,7 +295,7 @@ impl Store {
     ) -> Result<(Arc<TenantStore>, Context, Vec<Value>)> {
         let tenant = self.tenant(id).await?;
         let mut pipeline = Pipeline::new();
-        // The context comes last: whoever goes on from what was read here is told of each change of it after that.
+        // The context is read last: a watch that continues from these answers receives each later change of it.
         questions(&tenant, &mut pipeline);
         pipeline.cmd(Cmd::new("HGETALL").arg(&tenant.context));
         let mut answers = tenant.connection.pipeline(&pipeline).await?;
@@ -364,19 +364,19 @@ impl TenantStore {
         Ok(record::context::read(&fields)?)
     }
 
-    /// The next flow id that nobody was given.
+    /// Returns the next flow id that was not issued yet.
     pub(crate) async fn next_flow_id(&self) -> Result<u32> {
         next_id(&self.flow_ids, &self.connection, &self.ids, "flow").await
     }
 
-    /// Tells the owner of a flow that there is something new for it.
+    /// Notifies the owner of a flow that there is something new for it.
     pub(crate) async fn touch(&self, flow: FlowId, uid: FlowUid) -> Result<()> {
-        let told = Cmd::new("PUBLISH").arg(&self.hint).arg(&format!("flow:{flow}-{uid}"));
-        self.connection.cmd(told).await?;
+        let notice = Cmd::new("PUBLISH").arg(&self.hint).arg(&format!("flow:{flow}-{uid}"));
+        self.connection.cmd(notice).await?;
         Ok(())
     }
 
-    /// The next runner id that nobody was given.
+    /// Returns the next runner id that was not issued yet.
     pub(crate) async fn next_runner_id(&self) -> Result<u32> {
         next_id(&self.runner_ids, &self.connection, &self.ids, "runner").await
     }
@@ -441,12 +441,12 @@ async fn databases_of(connection: &KvConnection, layout: Layout) -> Result<u32> 
 async fn coordinator_of(connection: &KvConnection, keys: &GlobalKeys) -> Result<String> {
     let key = keys.coordinator();
     let fresh = model::id::Uid::random().to_string();
-    // Whoever comes first names it; all read what stands there then.
+    // The first storage sets the id; all storages then read the same one.
     connection.cmd(Cmd::new("HSETNX").arg(&key).arg("id").arg(&fresh)).await?;
     Ok(connection.cmd(Cmd::new("HGET").arg(&key).arg("id")).await?.text()?)
 }
 
-/// Nothing here panics while it holds a lock, so a poisoned one is as good as any.
+/// Locks a mutex. No code here panics while it holds a lock, so a poisoned one is still consistent.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

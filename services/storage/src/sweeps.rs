@@ -17,11 +17,11 @@ use crate::store::{Store, TenantStore};
 const PAUSE: Duration = Duration::from_secs(60);
 /// Events and the audit are looked at less often: their times are days.
 const TRIMS_APART: Duration = Duration::from_secs(3600);
-/// How long a blob is kept that nobody refers to.
+/// How long an unreferenced blob is kept.
 const BLOB_IDLE: Duration = Duration::from_secs(limits::BLOB_IDLE_SECS as u64);
 /// How long events are kept.
 const EVENTS_KEEP: Duration = Duration::from_secs(limits::EVENTS_KEEP_SECS as u64);
-/// How long it is remembered who did what.
+/// How long audit records are kept.
 const AUDIT_KEEP: Duration = Duration::from_secs(limits::AUDIT_KEEP_SECS as u64);
 /// How far marks in the stream of events are apart.
 const MARKS_APART: Duration = Duration::from_secs(3600);
@@ -71,16 +71,16 @@ impl Store {
         };
         for tenant in self.tenants().await? {
             let swept = match tenant.sweep(now, trims).await {
-                // It is removed with everything in it.
+                // The context is being removed with everything in it.
                 Err(Error::NotFound(_) | Error::ContextDeleting) => continue,
                 swept => swept?,
             };
-            // Whoever died before it told what it had changed is made up for with the first sweep.
+            // The first sweep makes up for a storage that died before it recorded the sum of blob bytes.
             if trims || swept.blobs > 0 {
                 match self.record_blob_bytes(tenant.id, tenant.blob_bytes().await?).await {
-                    // The sum is told with the first sweep that finds room for it.
+                    // The first sweep that finds room records the sum.
                     Err(Error::Store(kv::Error::Oom(_))) => {}
-                    told => told?,
+                    recorded => recorded?,
                 }
             }
             all.blobs += swept.blobs;
@@ -93,7 +93,7 @@ impl Store {
         Ok(all)
     }
 
-    /// Trims the events and the audit of what belongs to no context.
+    /// Trims the global events and the global audit.
     async fn trim(&self, now: Timestamp) -> Result<u64> {
         let (marks, audit) = (self.keys().event_marks(), self.keys().audit());
         let change = self.begin_global(&scripts::TRIM_GLOBAL, &[&marks, &audit], now).named(kv::named![
@@ -111,7 +111,7 @@ impl TenantStore {
         self.list_flows(trims, now).await?;
         let events = if trims { self.trim(now).await? } else { 0 };
         let mut blobs = 0;
-        // Mostly there is nothing that nobody refers to.
+        // Mostly there are no unreferenced blobs.
         let mut next = self.next_idle().await?;
         while next.is_some_and(|next| next <= now) {
             let idle = self.idle_blobs(before(now, BLOB_IDLE)).await?;

@@ -1,8 +1,8 @@
-//! Actors and contexts: who there is, who may do what, and how much.
+//! Actors and contexts: their records, permissions and quotas.
 //!
-//! - [`actors`], [`contexts`]: their records; [`context_removal`]: a context goes with everything that is its own;
-//! - [`permission`]: who may do what; [`roles`], [`identities`], [`signers`]: who has which role, who is who, who signs with what;
-//! - [`authorization`]: permission for what other services keep; [`audit`]: who did what; [`quotas`]: how much there may be.
+//! - [`actors`], [`contexts`]: records; [`context_removal`]: removal of a context with everything in it;
+//! - [`permission`]: permissions of actions; [`roles`], [`identities`], [`signers`]: roles, known actors, signing keys;
+//! - [`authorization`]: permission for records of other services; [`audit`]: audit records; [`quotas`]: limits of amounts.
 
 pub(crate) mod actors;
 pub(crate) mod audit;

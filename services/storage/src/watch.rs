@@ -1,8 +1,8 @@
-//! Hints, event streams, and those who watch them.
+//! Hints, event streams, and their watchers.
 //!
-//! - [`events`]: entries of a stream, and the hub that hears all hints; [`positions`]: where each stream was seen last;
-//! - [`tailer`], [`recent_events`], [`change_feed`]: the one reader of a context's stream, what it has read last, and what it is told without reading;
-//! - [`event_watch`], [`runner_watch`]: what watchers are told.
+//! - [`events`]: entries of a stream, and the hub that receives all hints; [`positions`]: last position seen in each stream;
+//! - [`tailer`], [`recent_events`], [`change_feed`]: the one reader of a context's stream, its cache, and changes reported to it directly;
+//! - [`event_watch`], [`runner_watch`]: watches of events and of runners.
 
 pub(crate) mod change_feed;
 pub(crate) mod event_watch;

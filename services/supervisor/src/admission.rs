@@ -10,7 +10,7 @@ use crate::coordinator_requests::{SupervisorState, unavailable};
 use crate::policy::JobSender;
 
 /// Returns the grants that the policy gives a job and the condition for accepting it, or a refusal. A job that is
-/// known already is not judged again: once accepted, it stays accepted.
+/// known already is not checked again: once accepted, it stays accepted.
 ///
 /// # Errors
 /// The refusal to send to the job's coordinator.
@@ -23,15 +23,15 @@ pub(crate) async fn admit(
         Ok(admitted) => return Ok(admitted),
         Err(refusal) => refusal,
     };
-    // It must not be forgotten before it is looked for again: it would be taken as it was refused.
+    // The queue accepts the job only if it is still known: a refused job must not be accepted because it was forgotten meanwhile.
     known_or(supervisor, job.job_key, refusal).await.map(|()| (Grants::default(), AcceptCondition::Known))
 }
 
-/// Passes when a job is known here already: it may run or have ended, and its coordinator would send another attempt of it
-/// elsewhere for a refusal.
+/// Passes when a job is known here already: it may run or have ended, and after a refusal its coordinator would send another
+/// attempt elsewhere.
 ///
 /// # Errors
-/// The refusal when it is not known; `UNAVAILABLE` when that cannot be told.
+/// The refusal when the job is not known; `UNAVAILABLE` when the store does not answer.
 pub(crate) async fn known_or(
     supervisor: &SupervisorState,
     job: JobKey,
@@ -51,7 +51,8 @@ pub(crate) async fn without_room(
     job: JobKey,
     refusal: JsonRpcError,
 ) -> JsonRpcError {
-    let message = format!("job {job} is known here and cannot be told again now; try again: {refusal}");
+    let message =
+        format!("job {job} is known here, but its events cannot be sent again now; try again: {refusal}");
     match known_or(supervisor, job, refusal).await {
         Ok(()) => JsonRpcError::refused("UNAVAILABLE", false, message),
         Err(refusal) => refusal,
@@ -72,7 +73,7 @@ async fn judge(
     }
     let signed = check_job(job, Timestamp::now());
     let signed = signed.map_err(|refusal| {
-        let message = format!("the signature of its actor is not taken: {refusal}");
+        let message = format!("the job's actor signature is not valid here: {refusal}");
         JsonRpcError::refused("SIGNATURE_REFUSED", true, message)
     })?;
     let signer = signed.map(|signed| signed.signer);
@@ -98,12 +99,12 @@ pub(crate) fn disk_full(message: String) -> JsonRpcError {
     JsonRpcError::refused("DISK_FULL", false, message)
 }
 
-/// A signature is for one job, of which there may be many attempts.
+/// Makes the condition that a signature is used for one job only, of which there may be many attempts.
 fn only_once(SignedJob { signer, nonce, expires }: SignedJob) -> AcceptCondition {
     AcceptCondition::Signed { nonce: ActorNonce { signer: signer.to_string(), nonce }, expires }
 }
 
-/// Refuses a job that no instance here could take, for want of isolation. Where there is no instance, it may wait.
+/// Refuses a job whose isolation no instance here provides. While there is no instance at all, the job may wait.
 async fn demand(
     supervisor: &SupervisorState,
     job: &Execution,
@@ -126,10 +127,10 @@ async fn demand(
     }
 }
 
-/// The most isolation that an instance gives which may take the job; nothing when there is no such instance.
+/// Returns the strongest isolation of the instances that may take the job; nothing when there is no such instance.
 fn best(job: &Execution, present: &[InstanceInfo]) -> Option<Isolation> {
     let group = job.group.as_ref().map(Name::as_str);
-    // A number without a group is one of the default group.
+    // An instance number without a group belongs to the default group.
     let group = group.or(job.instance.map(|_| DEFAULT_GROUP));
     let may_take = |instance: &&InstanceInfo| {
         instance.script_type == job.script_type

@@ -38,10 +38,10 @@ use crate::rpc::SupervisorRpc;
 use crate::work_dir::WorkDir;
 use crate::{maintenance, outbox, presence, root_rotation};
 
-/// The file in the work directory with the key that it signs with, unless another is named.
+/// The file in the work directory with the supervisor's signing key, unless another is configured.
 const SIGNING_KEY: &str = "signing.key";
-/// Limits of the replay window for coordinators' messages. Where anybody may speak, the roots heard least often are
-/// evicted, so that strangers keep nobody out; repeated messages are recognized without this memory.
+/// Limits of the replay window for coordinators' messages. Anyone may send messages, so the least active roots are
+/// evicted: strangers cannot keep a coordinator out. Repeated messages are recognized without this memory.
 const MEMORY: ReplayWindowLimits =
     ReplayWindowLimits { messages_per_root: 500_000, roots_max: 1024, overflow: OverflowPolicy::EvictOldest };
 /// The pause after the store did not answer at the start.
@@ -53,7 +53,7 @@ pub struct Deps<'a> {
     pub kv: Kv,
     /// The bus that coordinators may reach it through.
     pub bus: Option<Arc<dyn Bus>>,
-    /// Where its metrics are registered.
+    /// Registry for the supervisor's metrics.
     pub metrics: &'a prometheus::Registry,
 }
 
@@ -82,9 +82,9 @@ impl App {
     pub(crate) fn new(config: &Config, deps: Deps<'_>) -> Result<Self, Error> {
         let database = deps.kv.endpoint().database();
         let work_dir = WorkDir::new(&config.work_dir);
-        let voice = voice(config)?;
+        let signer = make_signer(config)?;
         let supervisor = SupervisorState {
-            signer: voice,
+            signer,
             queue: queue::SupervisorQueues::new(deps.kv, database)
                 .with_legacy_workers(config.legacy.push().to_vec())
                 .with_open_queues(config.open_queues || !config.served_by_others.is_empty()),
@@ -136,7 +136,7 @@ impl App {
         mount.service(server)
     }
 
-    /// Ready while its store answers, once it has read what it has to know.
+    /// Ready while the store answers, once the state that the supervisor needs has been read.
     #[must_use]
     pub fn readiness(&self) -> Readiness {
         self.readiness.clone()
@@ -148,19 +148,18 @@ impl App {
         self.notices.clone()
     }
 
-    /// Works until `shutdown`. Jobs in queues, and events that were not
-    /// answered, stay in the store for the next start.
+    /// Runs until `shutdown`. Queued jobs and unacknowledged events stay in the store for the next start.
     pub async fn run(self, shutdown: CancellationToken) {
         let Self { supervisor, bus, legacy, instance_patience, readiness: _, notices, needs, stop } = self;
         let SupervisorConditions { store, known } = needs;
-        let (tell_known, told_known) = oneshot::channel();
-        let serving_bus = serve_bus(supervisor.clone(), bus, told_known);
+        let (known_sender, known_receiver) = oneshot::channel();
+        let serving_bus = serve_bus(supervisor.clone(), bus, known_receiver);
         let becoming_ready = async {
             supervisor.presence.known().await;
             root_rotation::restore(&supervisor).await;
             known.met();
-            // Nobody waits for it without a bus.
-            let _ = tell_known.send(());
+            // Fails without a bus: then no task waits for it.
+            let _ = known_sender.send(());
         };
         let work = async {
             tokio::join!(
@@ -175,7 +174,7 @@ impl App {
                 policy::keep(supervisor.policy.clone(), supervisor.metrics.clone(), notices.notice("intake")),
                 maintenance::keep(supervisor.clone()),
                 serving_bus,
-                tell_of_what_runs(&supervisor),
+                resend_started(&supervisor),
                 becoming_ready,
             );
         };
@@ -187,7 +186,7 @@ impl App {
     }
 }
 
-/// Learns where coordinators were heard from before this start.
+/// Reads the nodes from which coordinators sent messages before this start.
 async fn restore_nodes(supervisor: &SupervisorState) {
     loop {
         match supervisor.queue.nodes().await {
@@ -196,27 +195,27 @@ async fn restore_nodes(supervisor: &SupervisorState) {
                 supervisor.coordinators.restore_nodes(kept);
                 return;
             }
-            Err(error) => tracing::warn!(%error, "where coordinators were heard from is not known yet"),
+            Err(error) => tracing::warn!(%error, "the nodes of coordinators cannot be read yet; retrying"),
         }
         tokio::time::sleep(STORE_RETRY).await;
     }
 }
 
-/// Tells coordinators that turn up what runs for them: while they could not hear of it they may have
-/// taken it for lost, or closed it, and then they have it stopped.
-async fn tell_of_what_runs(supervisor: &SupervisorState) {
+/// Resends the starts of running jobs whenever a coordinator connects. While it was away it may have declared them
+/// lost, or closed them; it then has them stopped.
+async fn resend_started(supervisor: &SupervisorState) {
     let mut arrivals = supervisor.coordinators.arrivals();
     // The sender lives as long as the supervisor.
     while arrivals.changed().await.is_ok() {
         match supervisor.queue.resend_started().await {
-            Ok(count) => tracing::debug!(count, "what runs is told again"),
-            Err(error) => tracing::warn!(%error, "what runs cannot be told again"),
+            Ok(count) => tracing::debug!(count, "starts of running jobs are sent again"),
+            Err(error) => tracing::warn!(%error, "starts of running jobs cannot be sent again"),
         }
     }
 }
 
-/// Signs with the key of this supervisor, and is named by it.
-fn voice(config: &Config) -> Result<Arc<EnvelopeSigner>, Error> {
+/// Makes the signer of this supervisor, which is also named by its key.
+fn make_signer(config: &Config) -> Result<Arc<EnvelopeSigner>, Error> {
     let dir = &config.work_dir;
     let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir);
     made.map_err(|error| Error::WorkDir(dir.clone(), error))?;
@@ -255,7 +254,7 @@ async fn serve_bus(
     let mut standing = bus.status();
     let peers = BusPeers::new(bus, Arc::new(accept));
     supervisor.coordinators.set_bus(peers.clone());
-    // Nothing comes before the bus was up once, and then it knows its node. A daemon may come back as another.
+    // No message arrives before the bus was up once, and then it knows its node. A daemon may come back as another node.
     let mut known = None;
     let naming = async {
         while let Ok(standing) = standing.wait_for(|now| now.node.is_some() && now.key() != known).await {

@@ -1,4 +1,4 @@
-//! Watchers of attempts, woken by the events that coordinators are told.
+//! Watchers of attempts, woken by the events that go to coordinators.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,17 +13,17 @@ pub struct AttemptWatchers(Arc<Mutex<HashMap<JobKey, watch::Sender<u64>>>>);
 /// Subscription to one attempt's events; unsubscribes on drop.
 #[derive(Debug)]
 pub struct AttemptSubscription {
-    word: AttemptWatchers,
+    watchers: AttemptWatchers,
     key: JobKey,
-    heard: watch::Receiver<u64>,
+    changes: watch::Receiver<u64>,
 }
 
 impl AttemptWatchers {
     /// Subscribes to an attempt. State that is read afterwards cannot change without a notification.
     #[must_use]
     pub fn subscribe(&self, key: JobKey) -> AttemptSubscription {
-        let heard = self.lock().entry(key).or_insert_with(|| watch::Sender::new(0)).subscribe();
-        AttemptSubscription { word: self.clone(), key, heard }
+        let changes = self.lock().entry(key).or_insert_with(|| watch::Sender::new(0)).subscribe();
+        AttemptSubscription { watchers: self.clone(), key, changes }
     }
 
     /// Notifies the watchers of an attempt.
@@ -34,7 +34,7 @@ impl AttemptWatchers {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<JobKey, watch::Sender<u64>>> {
-        // Nothing panics while it is held.
+        // No code panics while it holds the lock.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -42,8 +42,8 @@ impl AttemptWatchers {
 impl AttemptSubscription {
     /// Waits for the next notification, or returns at once if one came since the last call. Cancel safe.
     pub async fn next(&mut self) {
-        if self.heard.changed().await.is_err() {
-            // The sender stays as long as anybody listens.
+        if self.changes.changed().await.is_err() {
+            // Never happens: the sender stays as long as there is a subscription.
             std::future::pending::<()>().await;
         }
     }
@@ -51,8 +51,8 @@ impl AttemptSubscription {
 
 impl Drop for AttemptSubscription {
     fn drop(&mut self) {
-        let mut listeners = self.word.lock();
-        // This one is counted still.
+        let mut listeners = self.watchers.lock();
+        // The count still includes this subscription.
         if listeners.get(&self.key).is_some_and(|sender| sender.receiver_count() <= 1) {
             listeners.remove(&self.key);
         }
@@ -64,18 +64,18 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn word_is_kept_for_those_who_listen_and_for_nobody_else() {
-        let word = AttemptWatchers::default();
+    async fn notifications_are_kept_only_while_there_are_subscriptions() {
+        let watchers = AttemptWatchers::default();
         let uid = model::id::Uid::from_bits(7);
         let key: JobKey = format!("{uid}-{uid}-1-1").parse().expect("a job key");
-        word.notify(key);
-        let (mut first, second) = (word.subscribe(key), word.subscribe(key));
-        word.notify(key);
+        watchers.notify(key);
+        let (mut first, second) = (watchers.subscribe(key), watchers.subscribe(key));
+        watchers.notify(key);
         first.next().await;
         drop(second);
-        word.notify(key);
+        watchers.notify(key);
         first.next().await;
         drop(first);
-        assert!(word.lock().is_empty());
+        assert!(watchers.lock().is_empty());
     }
 }

@@ -1,5 +1,5 @@
 //! Attempts as operators handle them: running one here without a coordinator, waiting for one, stopping one.
-//! Also the requests that operators repeat.
+//! Also makes repeated requests of operators idempotent.
 
 use std::sync::Arc;
 
@@ -38,28 +38,28 @@ pub struct OperatorAttemptSpec {
     pub network: bool,
 }
 
-/// Why it is not run.
+/// Why an operator's attempt is not run.
 #[derive(Debug, thiserror::Error)]
 pub enum RunAttemptError {
     /// Refused as a coordinator's job would be.
     #[error("{0}")]
     Refused(JsonRpcError),
-    /// The queue does not take it.
-    #[error("the queue does not take it")]
+    /// The queue does not accept the attempt.
+    #[error("the queue does not accept the attempt")]
     Queue(#[source] JobAcceptError),
-    /// Redis gives trouble.
+    /// Redis failed.
     #[error("the supervisor's store does not answer")]
     Store(#[source] kv::Error),
 }
 
-/// An attempt as it stands.
+/// Current state of an attempt.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AttemptSnapshot {
-    /// Which.
+    /// Key of the attempt.
     pub key: JobKey,
     /// The root of the coordinator that sent it; empty when an operator did.
     pub coordinator: String,
-    /// Where it stands.
+    /// State of the attempt.
     pub state: QueueJobSnapshot,
 }
 
@@ -71,10 +71,10 @@ impl AttemptSnapshot {
 }
 
 impl SupervisorState {
-    /// Takes an attempt in as those of coordinators are. The same request id means the same attempt.
+    /// Accepts an attempt in the same way as those of coordinators. The same request id means the same attempt.
     ///
     /// # Errors
-    /// A [`RunAttemptError`]; with `KEY_CONFLICT` when the request id came with something else before.
+    /// A [`RunAttemptError`]; with `KEY_CONFLICT` when the request id came with another attempt before.
     pub(crate) async fn run_attempt(
         &self,
         request_id: &str,
@@ -96,7 +96,7 @@ impl SupervisorState {
         Ok(job_key)
     }
 
-    /// An attempt as it stands; nothing when it is not known here.
+    /// Returns the current state of an attempt; nothing when it is not known here.
     ///
     /// # Errors
     /// Any [`kv::Error`].
@@ -107,7 +107,7 @@ impl SupervisorState {
         Ok(Some(AttemptSnapshot { key, coordinator, state }))
     }
 
-    /// An attempt as it stands when it has ended, or at the deadline.
+    /// Returns the state of an attempt once it has ended, or at the deadline.
     ///
     /// # Errors
     /// Any [`kv::Error`].
@@ -127,7 +127,7 @@ impl SupervisorState {
     }
 }
 
-/// Always the same of the same text.
+/// Derives a uid from a text, always the same one.
 fn uid_of(text: &str) -> Uid {
     let hash = BlobHash::of(text.as_bytes()).to_string();
     hash[..32].parse().expect("a hash has more than 32 hex digits")
@@ -169,11 +169,11 @@ fn execution(job_key: JobKey, wanted: OperatorAttemptSpec) -> Execution {
     }
 }
 
-/// Requests that operators repeat, one at a time: what is done under an id is done once. Clones are the same.
+/// Lock for operators' requests: they run one at a time, and each request id takes effect once. Clones share it.
 #[derive(Debug, Clone, Default)]
 pub struct OperatorRequestLock(Arc<Mutex<()>>);
 
-/// A request whose turn it is.
+/// A request that holds the lock.
 pub(crate) struct OperatorRequestGuard<'a> {
     _held: MutexGuard<'a, ()>,
     supervisor: &'a SupervisorState,
@@ -183,7 +183,7 @@ pub(crate) struct OperatorRequestGuard<'a> {
 
 /// Outcome of looking up an operator request by its id.
 pub(crate) enum OperatorRequestCheck<'a> {
-    /// Nothing: it is to be done, and noted then.
+    /// The request is new: it must be carried out, and then recorded.
     New(OperatorRequestGuard<'a>),
     /// Carried out before, as the same request.
     Repeated,
@@ -192,7 +192,7 @@ pub(crate) enum OperatorRequestCheck<'a> {
 }
 
 impl SupervisorState {
-    /// Waits for the turn of a request that says `what`. Without an id it is always new.
+    /// Waits for the lock, and looks up the request's id; `what` is its content. A request without an id is always new.
     ///
     /// # Errors
     /// Any [`kv::Error`].

@@ -1,9 +1,9 @@
 //! Scripts, files and outputs of jobs, by hash, on this machine:
 //! `<work dir>/blobs/<context uid>/<sha256>`.
 //!
-//! A file is there whole or not at all. Instances link it into the directories
-//! of their jobs, and put the outputs they collect beside it. The times of files say when they were last
-//! used; together they stay within a bound (see [`eviction`]).
+//! A file is there completely or not at all. Instances link it into the directories
+//! of their jobs, and put the outputs they collect beside it. A file's modification time is the time of its
+//! last use; together the files stay within a bound (see [`eviction`]).
 
 pub mod eviction;
 
@@ -29,7 +29,7 @@ use crate::work_dir::{WorkDir, blocking};
 /// How long a coordinator may take for one piece.
 const PIECE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A cleaning is due when this part of the bound was written since the last one.
+/// Fraction of the bound (one over this number) that may be written until the next eviction is due.
 const PART_WRITTEN: u64 = 16;
 
 /// The blobs of this machine. Cheap to clone.
@@ -41,9 +41,9 @@ struct BlobCacheInner {
     root: PathBuf,
     bytes_max: u64,
     uses: Mutex<BlobUseCounts>,
-    /// Bytes since the last cleaning began.
+    /// Bytes written since the last eviction began.
     written: AtomicU64,
-    /// Much was written.
+    /// Notified when enough was written for an eviction.
     grown: Notify,
 }
 
@@ -63,7 +63,7 @@ impl Drop for BlobUseGuard {
     }
 }
 
-/// For which attempt bytes travel.
+/// Attempt for which a blob is transferred.
 #[derive(Debug, Clone, Copy)]
 pub struct BlobPurpose {
     /// The attempt.
@@ -73,7 +73,7 @@ pub struct BlobPurpose {
 }
 
 impl BlobCache {
-    /// Keeps them in a work directory, and about so many bytes of them.
+    /// Creates a cache in a work directory with this bound in bytes.
     #[must_use]
     pub fn new(work_dir: &WorkDir, bytes_max: u64) -> Self {
         Self(Arc::new(BlobCacheInner {
@@ -85,8 +85,8 @@ impl BlobCache {
         }))
     }
 
-    /// From now on nothing that the job names is removed, until this is dropped. By then the job has to be
-    /// accepted, or given up.
+    /// Protects the blobs that a job names from removal until the guard is dropped. By then the job must be
+    /// accepted or refused.
     #[must_use]
     pub fn use_for(&self, job: &Execution) -> BlobUseGuard {
         let context = job.job_key.context;
@@ -102,13 +102,13 @@ impl BlobCache {
         BlobUseGuard { blobs: self.clone(), places }
     }
 
-    /// Waits until so much was written that a look at the bound is worth it.
+    /// Waits until enough was written for an eviction to be due.
     pub async fn grown(&self) {
         self.0.grown.notified().await;
     }
 
-    /// Makes sure that a file of a job is here, and takes its inline bytes out:
-    /// from now on its hash is enough.
+    /// Makes sure that a file of a job is here, and removes its inline bytes from the job:
+    /// from now on the hash suffices.
     ///
     /// # Errors
     /// Any [`BlobError`]; may be repeated.
@@ -124,7 +124,7 @@ impl BlobCache {
         self.keep(purpose.job_key.context, hash, bytes).await
     }
 
-    /// Makes sure that a blob is here, by asking the coordinator when it is not.
+    /// Makes sure that a blob is here; fetches it from the coordinator if necessary.
     ///
     /// # Errors
     /// Any [`BlobError`]; may be repeated.
@@ -163,7 +163,7 @@ impl BlobCache {
         self.keep(purpose.job_key.context, blob.sha256, bytes).await
     }
 
-    /// Gives an output to the coordinator, piece by piece. Repeating it changes nothing.
+    /// Uploads an output to the coordinator, piece by piece. May be repeated without effect.
     ///
     /// # Errors
     /// Any [`BlobError`].
@@ -200,7 +200,7 @@ impl BlobCache {
         blocking(move || {
             let touched = std::fs::File::open(&path).map(|file| file.set_modified(SystemTime::now()));
             if let Ok(Err(error)) = &touched {
-                tracing::debug!(path = %path.display(), %error, "that a blob is used cannot be noted");
+                tracing::debug!(path = %path.display(), %error, "the time of a blob's use cannot be set");
             }
             touched.is_ok()
         })
@@ -213,7 +213,7 @@ impl BlobCache {
             let path = path.clone();
             blocking(move || {
                 let opened = {
-                    // One that is being judged is out of the way for a moment.
+                    // An eviction renames the blob for a moment; the lock waits for that.
                     let _uses = blobs.uses();
                     std::fs::File::open(&path)
                 };
@@ -250,7 +250,7 @@ impl BlobCache {
             tokio::fs::rename(&draft, &path).await
         };
         if let Err(source) = write.await {
-            // Half of it would take the room that is missing.
+            // A half-written draft would take up the scarce room.
             let _ = tokio::fs::remove_file(&draft).await;
             return Err(BlobError::Directory { path: path.clone(), source });
         }

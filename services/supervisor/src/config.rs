@@ -14,30 +14,30 @@ use crate::policy::DefaultCoordinators;
 /// The supervisor's own settings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
-    /// Where scripts, files and outputs of jobs are kept; the instances of this
+    /// Directory for scripts, files and outputs of jobs; the instances of this
     /// machine work in the same directory.
     pub work_dir: PathBuf,
-    /// The topic under which it is spoken to on a bus.
+    /// The topic under which coordinators address the supervisor on a bus.
     pub topic: String,
-    /// The Ed25519 key that it signs with, made when it is not there; absent: `signing.key` in the work directory.
+    /// The Ed25519 key that the supervisor signs with, made if it does not exist; absent: `signing.key` in the work directory.
     pub signing_key: Option<PathBuf>,
-    /// Queues that it shares with old workers and old dispatchers.
+    /// Queues shared with old workers and old dispatchers.
     pub legacy: LegacyBindings,
     /// Allows others to push jobs into work queues and take from them; otherwise their jobs are refused.
     pub open_queues: bool,
-    /// Script types that workers of others run from the work queues, which are open then.
+    /// Script types that external workers run from the work queues; any such type opens the queues.
     pub served_by_others: Vec<ScriptType>,
     /// Policy file of the operator: what jobs may do; absent: everything.
     pub policy: Option<PathBuf>,
-    /// Coordinators whose jobs are taken where the policy names none.
+    /// Coordinators whose jobs are accepted where the policy names none.
     pub admitted: DefaultCoordinators,
-    /// Bytes that must stay free on the work directory's file system, as instances are told; absent: the default.
+    /// Bytes that must stay free on the work directory's file system, the same as for instances; absent: the default.
     pub disk_floor: Option<u64>,
     /// Bytes of scripts, files and outputs that are kept, beside those that are needed.
     pub blob_bytes_max: u64,
-    /// How long, and how much of it, is kept of what jobs print.
+    /// Age and size limits of kept logs.
     pub log_retention: LogRetention,
-    /// How long an instance may be missing before what it runs is lost.
+    /// How long an instance may be missing before its attempts count as lost.
     pub instance_patience: Duration,
 }
 
@@ -45,7 +45,7 @@ pub struct Config {
 pub(crate) const BLOB_BYTES_DEFAULT: u64 = 4 * 1024 * 1024 * 1024;
 
 impl Config {
-    /// Works in this directory, under the usual topic.
+    /// Creates a configuration with this work directory and the default topic.
     #[must_use]
     pub fn new(work_dir: PathBuf) -> Self {
         Self {

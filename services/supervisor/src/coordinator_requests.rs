@@ -66,16 +66,16 @@ pub struct SupervisorState {
     pub signer: Arc<EnvelopeSigner>,
     /// Watchers of attempts.
     pub attempt_watchers: AttemptWatchers,
-    /// In which order attempts of a flow are taken in.
+    /// Keeps attempts of a flow in order while they are accepted.
     pub accepting: Sequencer<FlowUid>,
-    /// Lock under which operators' requests are carried out, each once.
+    /// Lock that makes each operator request run once.
     pub requests: OperatorRequestLock,
     /// Counters of the supervisor.
     pub metrics: Metrics,
 }
 
 impl SupervisorState {
-    /// A conversation with a coordinator, of which nothing is known yet.
+    /// Creates a conversation with a coordinator that is not known yet.
     #[must_use]
     pub fn conversation(&self) -> Conversation {
         let metrics = self.metrics.clone();
@@ -83,12 +83,12 @@ impl SupervisorState {
             .with_successors(root_rotation::successor_check(self.coordinators.clone()))
     }
 
-    /// Removes what these attempts printed: their flow is gone, and nothing else of them is kept.
+    /// Removes the logs of these attempts: their flow is gone, and nothing else of them is kept.
     pub(crate) async fn remove_attempt_logs(&self, keys: &[JobKey]) {
         self.metrics.attempts_forgotten.inc_by(keys.len() as u64);
         if let Err(error) = self.logs.remove(keys).await {
-            // They go in time.
-            tracing::warn!(%error, "what forgotten attempts printed cannot be removed yet");
+            // The pruning of old logs removes them later.
+            tracing::warn!(%error, "logs of forgotten attempts cannot be removed yet");
         }
     }
 }
@@ -96,14 +96,14 @@ impl SupervisorState {
 /// Answers one coordinator.
 pub struct CoordinatorRequestHandler {
     supervisor: SupervisorState,
-    /// Conversation in which requests arrive; it knows whose they are.
+    /// Conversation in which requests arrive; it knows their signer.
     conversation: Arc<Conversation>,
     /// The bus node that requests come from. A bus has no attach call: a coordinator arrives with its first message.
     node: Option<PublicKey>,
 }
 
 impl CoordinatorRequestHandler {
-    /// Answers a coordinator that is attached; who attaches it says that it has arrived.
+    /// Answers a coordinator that is attached; the attach call reports its arrival.
     #[must_use]
     pub fn attached(supervisor: SupervisorState, conversation: Arc<Conversation>) -> Arc<Self> {
         Arc::new(Self { supervisor, conversation, node: None })
@@ -127,12 +127,12 @@ impl JsonRpcHandler for CoordinatorRequestHandler {
         requests: Vec<JsonRpcRequest>,
     ) -> BoxFuture<'static, Vec<JsonRpcResult>> {
         let Some(root) = self.conversation.root() else {
-            let unknown = JsonRpcError::refused("UNKNOWN_SIGNER", true, "nobody has signed this");
+            let unknown = JsonRpcError::refused("UNKNOWN_SIGNER", true, "the request is not signed");
             return Box::pin(async move { requests.iter().map(|_| Err(unknown.clone())).collect() });
         };
         let (supervisor, coordinator) = (self.supervisor.clone(), root.to_string());
         if supervisor.coordinators.is_retired(&coordinator) {
-            // Not for good: what it asks for may come from the root after it.
+            // The refusal is not lasting: the successor root may send the same requests.
             let succeeded =
                 JsonRpcError::refused("ROOT_SUCCEEDED", false, "this coordinator has another root now");
             requests.iter().for_each(|_| supervisor.metrics.refused(succeeded.reason()));
@@ -142,7 +142,7 @@ impl JsonRpcHandler for CoordinatorRequestHandler {
             supervisor.coordinators.connected(&coordinator, from);
         }
         let node = self.node.filter(|node| !supervisor.coordinators.is_at(&coordinator, *node));
-        // What was sent first is taken in first, however long it takes to read.
+        // Attempts are accepted in the order in which they were sent, however long it takes to read them.
         let turn = first_flow(&requests).map(|flow| supervisor.accepting.ticket(flow));
         let work = CoordinatorRequestBatch { supervisor, coordinator, peer: from.clone(), node, turn };
         Box::pin(async move {
@@ -159,19 +159,19 @@ struct CoordinatorRequestBatch {
     supervisor: SupervisorState,
     coordinator: String,
     peer: JsonRpcPeer,
-    /// The node of the bus that it is heard through, when that is not known to be kept.
+    /// The node of the bus that the payload came from, unless that is stored already.
     node: Option<PublicKey>,
     /// The place among other payloads with attempts of the same flow.
     turn: Option<Ticket<FlowUid>>,
 }
 
-/// The flow of the first attempt that is to be run. A coordinator sends those of one flow together.
+/// Returns the flow of the first attempt to run. A coordinator sends the attempts of one flow together.
 fn first_flow(requests: &[JsonRpcRequest]) -> Option<FlowUid> {
     let run = requests.iter().find(|request| request.method == method::JOB_RUN)?;
     Some(job_to_run(run)?.flow)
 }
 
-/// The attempt that a request wants run; nothing for one that wants something else.
+/// Returns the attempt that a request wants to run; nothing for any other request.
 fn job_to_run(request: &JsonRpcRequest) -> Option<JobKey> {
     if request.method != method::JOB_RUN {
         return None;
@@ -180,11 +180,11 @@ fn job_to_run(request: &JsonRpcRequest) -> Option<JobKey> {
 }
 
 impl CoordinatorRequestBatch {
-    /// Remembers where the coordinator is heard from before it is promised anything: it has to be told of what it
-    /// is promised, also after a restart. Of one that was promised nothing yet nothing is kept: anybody can be one.
+    /// Stores the coordinator's node before the supervisor accepts anything from it, so that events reach the coordinator
+    /// after a restart, too. Nothing is stored for a coordinator without contexts here: anyone can be one.
     ///
     /// # Errors
-    /// `UNAVAILABLE` when it cannot be kept: then nothing may be promised.
+    /// `UNAVAILABLE` when the node cannot be stored: then nothing may be accepted.
     async fn keep_node(&self) -> Result<(), JsonRpcError> {
         let Some(node) = self.node else { return Ok(()) };
         let kept = self.supervisor.queue.note_node(&self.coordinator, &node.to_string()).await;
@@ -194,7 +194,7 @@ impl CoordinatorRequestBatch {
         Ok(())
     }
 
-    /// Answers everything with this error; attempts that are known are not refused for it.
+    /// Answers all requests with this error; attempts that are known here are not refused.
     async fn answer_none(&self, requests: &[JsonRpcRequest], error: JsonRpcError) -> Vec<JsonRpcResult> {
         let answers = requests.iter().map(|request| async {
             match job_to_run(request) {
@@ -208,8 +208,8 @@ impl CoordinatorRequestBatch {
         join_all(answers).await
     }
 
-    /// Jobs go into their queues together, in one round trip, are stopped in one, and are looked up together;
-    /// what else there is follows.
+    /// Answers all requests: queues the jobs in one round trip, stops attempts in one, looks attempts up together, and then
+    /// handles the others.
     async fn answer_all(mut self, requests: Vec<JsonRpcRequest>) -> Vec<JsonRpcResult> {
         let (runs, others): (Vec<_>, Vec<_>) =
             requests.into_iter().enumerate().partition(|(_, request)| request.method == method::JOB_RUN);
@@ -240,7 +240,7 @@ impl CoordinatorRequestBatch {
         let prepared = join_all(requests.iter().map(|(_, request)| self.prepare(request))).await;
         let mut answers = Vec::with_capacity(requests.len());
         let (mut places, mut offers) = (Vec::new(), Vec::new());
-        // Held until Redis knows who needs them.
+        // Held until Redis knows which jobs need these blobs.
         let mut blobs_in_use = Vec::new();
         for ((place, _), prepared) in requests.iter().zip(prepared) {
             match prepared {
@@ -277,7 +277,7 @@ impl CoordinatorRequestBatch {
         answers
     }
 
-    /// Reads a job, finds out whether it is taken, and makes sure that its bytes are here.
+    /// Reads a job, checks whether it is admitted, and makes sure that its blobs are here.
     async fn prepare(&self, request: &JsonRpcRequest) -> Result<(JobOffer, BlobUseGuard), JsonRpcError> {
         let mut execution: Execution = request.read()?;
         let job = execution.job_key;
@@ -300,20 +300,20 @@ impl CoordinatorRequestBatch {
         if condition != AcceptCondition::Known
             && let Err(refusal) = self.fetch(execution).await
         {
-            // What has ended needs no bytes, which may be gone by now.
+            // An attempt that has ended needs no blobs, and they may be gone by now.
             known_or(&self.supervisor, execution.job_key, refusal).await?;
             condition = AcceptCondition::Known;
         }
         Ok(((grants, condition), in_use))
     }
 
-    /// Remembers that an attempt is refused, which its coordinator takes for its end.
+    /// Remembers that an attempt is refused: its coordinator takes this as the attempt's end.
     fn note(&self, job: JobKey, refusal: JsonRpcError) -> JsonRpcError {
         self.supervisor.refused_attempts.note(&self.coordinator, job, &refusal);
         refusal
     }
 
-    /// Makes sure that the bytes of a job are on this machine.
+    /// Makes sure that the blobs of a job are on this machine.
     async fn fetch(&self, execution: &mut Execution) -> Result<(), JsonRpcError> {
         let purpose = BlobPurpose { job_key: execution.job_key, context_id: execution.context_id };
         let blobs = &self.supervisor.blobs;
@@ -375,7 +375,7 @@ impl CoordinatorRequestBatch {
 
     async fn succeed(&self, request: &JsonRpcRequest) -> JsonRpcResult {
         let succeeded = root_rotation::announced(&self.supervisor, &self.coordinator, request).await?;
-        // Contexts may be bound to it from now on.
+        // Contexts may be bound to this root from now on, so its node must be stored.
         self.keep_node().await?;
         Ok(succeeded)
     }
@@ -453,7 +453,7 @@ impl CoordinatorRequestBatch {
             return answer(&JobStatus { state, instance, start_time, end });
         };
         if state.end.as_ref().is_some_and(|end| !end.outputs.is_empty()) {
-            // Its outputs have to be handed over before its end is of use, and the event sees to that.
+            // The outputs must be handed over before the end is of use; the event does that.
             queue.resend_end(query.job_key).await.map_err(unavailable)?;
         }
         answer(&JobStatus {
@@ -467,7 +467,7 @@ impl CoordinatorRequestBatch {
     async fn forget(&self, request: &JsonRpcRequest) -> JsonRpcResult {
         let JobsForget { job_keys } = request.read()?;
         if job_keys.len() > JOBS_FORGET_MAX {
-            let message = format!("{}: at most {JOBS_FORGET_MAX} jobs are forgotten at once", request.method);
+            let message = format!("{}: at most {JOBS_FORGET_MAX} jobs per call are allowed", request.method);
             return Err(JsonRpcError::of_protocol(INVALID_PARAMS, message));
         }
         let forgotten = self.supervisor.queue.forget(&job_keys, &self.coordinator).await;
@@ -490,7 +490,10 @@ impl CoordinatorRequestBatch {
         }
         self.supervisor.dropped_contexts.note(&self.coordinator, context);
         self.supervisor.work_dir.drop_context(context).await.map_err(|(path, error)| {
-            tracing::warn!(%context, path = %path.display(), %error, "what a context left cannot be removed");
+            tracing::warn!(
+                %context, path = %path.display(), %error,
+                "files of a dropped context cannot be removed"
+            );
             JsonRpcError::refused("UNAVAILABLE", false, "its files cannot be removed yet; try again")
         })?;
         self.supervisor.metrics.contexts_dropped.inc();
@@ -515,5 +518,5 @@ pub(crate) fn unavailable(error: impl std::error::Error + 'static) -> JsonRpcErr
     if causes.any(|cause| matches!(cause.downcast_ref(), Some(kv::Error::DiskFull(_)))) {
         return disk_full("the disk of the supervisor's store is full; try again".to_owned());
     }
-    JsonRpcError::refused("UNAVAILABLE", false, "the supervisor's store gives trouble; try again")
+    JsonRpcError::refused("UNAVAILABLE", false, "the supervisor's store failed; try again")
 }

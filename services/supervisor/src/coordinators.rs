@@ -1,4 +1,4 @@
-//! The coordinators that can be spoken to now.
+//! The coordinators that can be reached now.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,21 +8,21 @@ use mycelium::json_rpc::JsonRpcPeer;
 use mycelium::{BusDestination, BusPeers, BusStatus, PublicKey};
 use tokio::sync::watch;
 
-/// The conversations that are open. Clones are the same.
+/// The open conversations. Clones share them.
 #[derive(Debug, Clone)]
 pub struct Coordinators(Arc<CoordinatorsInner>);
 
 #[derive(Debug)]
 struct CoordinatorsInner {
-    /// Connections by coordinator, the newest last: one may come over several addresses, or restart
+    /// Connections by coordinator, the newest last: a coordinator may connect over several addresses, or restart
     /// before its former process is gone.
     open: Mutex<HashMap<String, Vec<JsonRpcPeer>>>,
     bus: Mutex<Option<BusPeers>>,
-    /// The nodes through which coordinators were heard last.
+    /// The nodes through which coordinators last sent messages.
     nodes: Mutex<HashMap<String, PublicKey>>,
     /// Roots that were succeeded, each with the last one after it.
     successors: Mutex<HashMap<String, String>>,
-    /// Raised whenever a coordinator has turned up.
+    /// Incremented whenever a coordinator has connected.
     arrivals: watch::Sender<u64>,
 }
 
@@ -63,7 +63,7 @@ impl Coordinators {
         self.successors().contains_key(name)
     }
 
-    /// Takes over which roots were succeeded, each with the last one after it. Who is heard through a node stays so.
+    /// Sets which roots were succeeded, each with its last successor. The nodes of succeeded roots become those of their successors.
     pub fn set_successors(&self, successors: HashMap<String, String>) {
         let mut nodes = self.nodes();
         for (old, new) in &successors {
@@ -74,14 +74,14 @@ impl Coordinators {
         *self.successors() = successors;
     }
 
-    /// Ends the conversations with a coordinator, and has the others looked at again.
+    /// Ends the conversations with a coordinator, and wakes all tasks that wait for arrivals.
     pub fn end(&self, name: &str) {
         let ended = self.open().remove(name);
         ended.iter().flatten().for_each(JsonRpcPeer::close);
         self.0.arrivals.send_modify(|count| *count += 1);
     }
 
-    /// Notes through which node a coordinator is heard, once that is kept.
+    /// Notes the node of a coordinator, once it is stored.
     pub fn note_node(&self, name: &str, node: PublicKey) {
         self.nodes().insert(name.to_owned(), node);
     }
@@ -92,12 +92,12 @@ impl Coordinators {
         self.nodes().get(name) == Some(&node)
     }
 
-    /// Claims a node for a coordinator that was heard through it: any other that was noted there is removed.
+    /// Claims a node for a coordinator that sent a message through it: any other that was noted there is removed.
     pub fn claim_node(&self, name: &str, node: PublicKey) {
         self.nodes().retain(|known, of| *of != node || known == name);
     }
 
-    /// Takes over what was kept, beside what was noted since.
+    /// Adds stored nodes; nodes that were noted since take precedence.
     pub fn restore_nodes(&self, kept: impl IntoIterator<Item = (String, PublicKey)>) {
         let mut nodes = self.nodes();
         for (name, node) in kept {
@@ -105,14 +105,14 @@ impl Coordinators {
         }
     }
 
-    /// The coordinator that was heard through a node.
+    /// Returns the coordinator at a node.
     #[must_use]
     pub fn coordinator_at(&self, node: PublicKey) -> Option<String> {
         self.nodes().iter().find(|(_, known)| **known == node).map(|(name, _)| name.clone())
     }
 
-    /// A coordinator has turned up; other conversations with it go on. Nothing happens when this one
-    /// is known or closed, or the coordinator has another root by now.
+    /// Adds a conversation with a coordinator that has connected; other conversations with it go on. Does nothing when this
+    /// one is known or closed, or the coordinator has another root by now.
     pub fn connected(&self, name: &str, peer: &JsonRpcPeer) {
         {
             let mut open = self.open();
@@ -122,20 +122,20 @@ impl Coordinators {
             if open.get(name).is_some_and(|peers| peers.iter().any(|known| known.is(peer))) {
                 return;
             }
-            // Anybody can be a coordinator: nothing stays of those who are gone.
+            // Anyone can be a coordinator: nothing is kept of those that are gone.
             open.retain(|_, peers| {
                 peers.retain(|known| !known.is_closed());
                 !peers.is_empty()
             });
             open.entry(name.to_owned()).or_default().push(peer.clone());
         }
-        tracing::info!(coordinator = name, "a coordinator is here");
+        tracing::info!(coordinator = name, "a coordinator has connected");
         self.0.arrivals.send_modify(|count| *count += 1);
     }
 
-    /// A conversation has ended.
+    /// Removes a conversation that has ended.
     pub fn disconnected(&self, name: &str, peer: &JsonRpcPeer) {
-        // Closed first: from now on it cannot arrive again.
+        // Closed first, so that it cannot be added again.
         peer.close();
         let mut open = self.open();
         if let Some(peers) = open.get_mut(name) {
@@ -146,8 +146,8 @@ impl Coordinators {
         }
     }
 
-    /// The conversations with a coordinator, the newest first; empty while there is none. One that has another root by now
-    /// is spoken to under that.
+    /// Returns the conversations with a coordinator, the newest first; empty while there is none. For a retired root, returns those
+    /// of its successor.
     pub async fn peers(&self, name: &str) -> Vec<JsonRpcPeer> {
         let name = &self.current_root(name);
         let mut peers: Vec<JsonRpcPeer> = self.open().get(name).cloned().unwrap_or_default();
@@ -165,13 +165,13 @@ impl Coordinators {
         bus.peer(BusDestination::Key(key), COORDINATOR_TOPIC).await.ok()
     }
 
-    /// Every conversation that is open.
+    /// Returns every open conversation.
     #[must_use]
     pub fn all(&self) -> Vec<JsonRpcPeer> {
         self.open().values().flatten().filter(|peer| !peer.is_closed()).cloned().collect()
     }
 
-    /// Changes whenever a coordinator has turned up.
+    /// Returns a receiver that changes whenever a coordinator has connected.
     #[must_use]
     pub fn arrivals(&self) -> watch::Receiver<u64> {
         self.0.arrivals.subscribe()

@@ -1,6 +1,6 @@
-//! Starts of jobs that wait for the ends of these: what is told together is one report on all of its way.
+//! Start events of jobs, held back for a moment: a start and an end that are sent together travel as one report all the way.
 //!
-//! Nothing waits while nothing else is being told. Under load a short job has ended before the batch ahead of it was answered.
+//! No start waits while no batch is in flight. Under load, a short job has ended before the batch ahead of it was answered.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -15,14 +15,14 @@ const PATIENCE: Duration = Duration::from_millis(5);
 #[derive(Default)]
 pub(crate) struct DelayedStarts {
     events: HashMap<JobKey, QueueEvent>,
-    /// When each has waited long enough, in that order. Those that have gone meanwhile are passed over.
+    /// When each start has waited long enough, in that order. Starts that were sent meanwhile are skipped.
     due: VecDeque<(Instant, JobKey)>,
 }
 
 impl DelayedStarts {
     /// Keeps a start; puts anything else into `waiting`, behind the start of its job.
     pub(crate) fn sort(&mut self, event: QueueEvent, now: Instant, waiting: &mut VecDeque<QueueEvent>) {
-        // A job that is told again has two of them.
+        // A job whose start is sent again has two start events.
         waiting.extend(self.events.remove(&event.job_key));
         if matches!(event.kind, QueueEventKind::Started { .. }) {
             self.due.push_back((now + PATIENCE, event.job_key));
@@ -32,7 +32,7 @@ impl DelayedStarts {
         }
     }
 
-    /// Takes out those that have waited long enough.
+    /// Removes and returns the starts that have waited long enough.
     pub(crate) fn due(&mut self, now: Instant) -> Vec<QueueEvent> {
         let mut events = Vec::new();
         while let Some((due, key)) = self.due.front()
@@ -44,18 +44,18 @@ impl DelayedStarts {
         events
     }
 
-    /// Takes out all of them.
+    /// Removes and returns all starts.
     pub(crate) fn all(&mut self) -> Vec<QueueEvent> {
         let due = std::mem::take(&mut self.due);
         due.into_iter().filter_map(|(_, key)| self.events.remove(&key)).collect()
     }
 
-    /// When the first one has waited long enough; it may be one that has gone.
+    /// Returns when the first start has waited long enough; that start may have been sent already.
     pub(crate) fn next_due(&self) -> Option<Instant> {
         self.due.front().map(|(due, _)| *due)
     }
 
-    /// How many wait.
+    /// Returns the number of waiting starts.
     pub(crate) fn len(&self) -> usize {
         self.events.len()
     }

@@ -1,4 +1,4 @@
-//! Draining a machine: it takes nothing new, gives back what waits, and its instances end when their scripts have.
+//! Draining a machine: it accepts no new jobs, gives back waiting ones, and its instances end when their scripts have.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +23,7 @@ impl Default for DrainState {
 /// How far a drain is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DrainProgress {
-    /// Since when, and until when; absent: it does not drain.
+    /// Start and deadline of the drain; absent: the machine does not drain.
     pub drain: Option<SupervisorDrain>,
     /// Jobs that wait in its queues.
     pub queued: u64,
@@ -53,27 +53,27 @@ impl DrainState {
     }
 }
 
-/// Begins a drain; one that has begun is given another deadline. Every instance that is here now takes no more
-/// jobs, and has this long for those that it runs; without a deadline, as long as it was set up for.
+/// Begins a drain, or gives a running one another deadline. Every instance that is here now takes no more
+/// jobs, and has until the deadline for those that it runs; without a deadline, its configured time.
 ///
 /// # Errors
-/// Any [`kv::Error`]; to be repeated then, since instances may not have been told.
+/// Any [`kv::Error`]; repeat the call then, since some instances may not have received the command.
 pub async fn begin(supervisor: &SupervisorState, deadline_secs: Option<u32>) -> kv::Result<DrainProgress> {
     let now = Timestamp::now();
     let since = supervisor.draining.now().map_or(now, |drain| drain.since);
     let deadline = deadline_secs.map(|secs| now + Duration::from_secs(secs.into()));
     let drain = SupervisorDrain { since, deadline };
     supervisor.queue.set_drain(Some(drain)).await?;
-    // From here on nothing is accepted; what was on its way in is given back by the next look at the instances.
+    // From here on nothing is accepted; the next check of the instances gives back jobs that were just being accepted.
     supervisor.draining.set(Some(drain));
     supervisor.metrics.drains.inc();
-    let mut told = 0;
+    let mut instances = 0;
     for script_type in ScriptType::ALL {
         let command = InstanceCommand::Drain { deadline_secs };
-        told += supervisor.queue.command(&ControlScope::Type(script_type), &command).await?;
+        instances += supervisor.queue.command(&ControlScope::Type(script_type), &command).await?;
     }
     let returned = supervisor.queue.return_waiting().await?;
-    tracing::info!(returned, instances = told, ?deadline_secs, "the machine is being drained");
+    tracing::info!(returned, instances, ?deadline_secs, "the machine is being drained");
     progress(supervisor).await
 }
 
@@ -90,7 +90,7 @@ pub async fn end(supervisor: &SupervisorState) -> kv::Result<DrainProgress> {
     progress(supervisor).await
 }
 
-/// How far it is.
+/// Returns the progress of the drain.
 ///
 /// # Errors
 /// Any [`kv::Error`].

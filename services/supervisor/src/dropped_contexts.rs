@@ -1,4 +1,4 @@
-//! Contexts that were dropped lately: what happened in them and waits in memory is not told any more.
+//! Contexts that were dropped recently: their events that still wait in memory are no longer sent.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,15 +7,15 @@ use std::time::Instant;
 use model::ContextUid;
 use queue::DROP_MARK_KEEP;
 
-/// The contexts, each with the coordinator whose it was. Clones are the same.
+/// The contexts, each with the coordinator that owned it. Clones share them.
 #[derive(Debug, Clone, Default)]
 pub struct DroppedContexts(Arc<Mutex<HashMap<(String, ContextUid), Instant>>>);
 
 impl DroppedContexts {
-    /// A coordinator has had a context dropped.
+    /// Notes that a coordinator has dropped a context.
     pub fn note(&self, coordinator: &str, context: ContextUid) {
         let mut contexts = self.contexts();
-        // What waited in memory has come by within that time.
+        // Events that waited in memory have been handled within that time.
         contexts.retain(|_, since| since.elapsed() < DROP_MARK_KEEP);
         contexts.insert((coordinator.to_owned(), context), Instant::now());
     }

@@ -15,10 +15,10 @@ pub enum Error {
     #[error("the supervisor cannot start without its policy")]
     Policy(#[source] crate::policy::PolicyFileError),
     /// The key that it signs with cannot be made or read.
-    #[error("the supervisor has no key to sign with")]
+    #[error("the supervisor's signing key cannot be made or read")]
     SigningKey(#[source] identity::SigningKeyError),
     /// The work directory cannot be created.
-    #[error("{} cannot be made", .0.display())]
+    #[error("the work directory {} cannot be created", .0.display())]
     WorkDir(PathBuf, #[source] io::Error),
     /// The bus has no room for it.
     #[error("the supervisor cannot listen on the bus")]
@@ -29,10 +29,10 @@ pub enum Error {
 #[derive(Debug, thiserror::Error)]
 pub enum BlobError {
     /// The bytes received do not match the hash.
-    #[error("the bytes that came for blob {0} are others")]
+    #[error("the bytes received for blob {0} do not match its hash")]
     Mismatch(BlobHash),
     /// The inline bytes are not base64.
-    #[error("what came inline for blob {0} is no base64")]
+    #[error("the inline bytes of blob {0} are no base64")]
     Encoding(BlobHash),
     /// The coordinator does not give it.
     #[error("the coordinator does not give blob {hash}: {source}")]
@@ -43,12 +43,12 @@ pub enum BlobError {
         source: mycelium::json_rpc::CallError,
     },
     /// The coordinator's response cannot be read.
-    #[error("what the coordinator gave for blob {0} cannot be read")]
+    #[error("the coordinator's answer for blob {0} cannot be read")]
     Malformed(BlobHash),
     /// The blob should be on this machine, and is not.
     #[error("blob {0} is not on this machine")]
     Missing(BlobHash),
-    /// The directory gives trouble.
+    /// The directory cannot be used.
     #[error("{} cannot be used", path.display())]
     Directory {
         /// The file.

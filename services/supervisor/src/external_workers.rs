@@ -1,7 +1,7 @@
-//! Workers of others at the open work queues.
+//! External workers at the open work queues.
 //!
-//! They stay invisible until they take a job, and no jobs are sent where no worker is seen. So the operator configures
-//! the script types that they run.
+//! An external worker is invisible until it takes a job, and coordinators send no jobs where they see no worker. So the operator
+//! configures the script types that external workers run.
 
 use std::sync::Arc;
 
@@ -41,10 +41,10 @@ impl ExternalWorkers {
         }
     }
 
-    /// Refuses a job that only they could run, and that needs more of them than they know.
+    /// Refuses a job that only external workers could run, and that needs features they do not have.
     ///
     /// # Errors
-    /// What its coordinator is told. It may be sent again: an instance of ours may come.
+    /// The refusal for the coordinator. It is transient: an instance of ours may come.
     pub(crate) fn check(
         &self,
         job: &Execution,

@@ -1,4 +1,4 @@
-//! Instances that are gone: their scripts are ended first, and only then is anybody told that they are lost.
+//! Instances that are gone: their scripts are ended first, and only then are their attempts reported as lost.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -13,7 +13,7 @@ use service::FileLock;
 use crate::coordinator_requests::SupervisorState;
 use crate::work_dir::blocking;
 
-/// Ends the attempts of instances that are gone, and puts back what they had popped and not claimed.
+/// Ends the attempts of instances that are gone, and puts back jobs that they had popped and not claimed.
 ///
 /// # Errors
 /// Any [`kv::Error`]; may be repeated.
@@ -24,7 +24,7 @@ pub(crate) async fn end(
 ) -> kv::Result<()> {
     for (instance, record) in present {
         if let Some(_lock) = lock_of_dead(supervisor, instance, record).await {
-            // Its life is over for sure: nobody has to wait until its presence has expired.
+            // The instance is certainly dead: there is no need to wait until its presence has expired.
             end_scripts(supervisor, instance, ScriptSelection::All).await;
             if supervisor.queue.expel(instance, record).await? {
                 end_claims(supervisor, instance).await?;
@@ -32,8 +32,8 @@ pub(crate) async fn end(
         }
     }
     for instance in loss.check(&supervisor.queue, Instant::now()).await? {
-        // It may hang, and go on later: only what it has claimed is ended, since other instances of its
-        // process may do well.
+        // The instance may only hang, and go on later. Only its claimed jobs are ended: other instances of its
+        // process may be healthy.
         let claims = supervisor.queue.claims_of(&instance).await?;
         let claims: HashSet<String> = claims.iter().map(ToString::to_string).collect();
         if !claims.is_empty() {
@@ -55,14 +55,14 @@ async fn end_claims(supervisor: &SupervisorState, instance: &InstanceRef) -> kv:
     Ok(())
 }
 
-/// Which of the recorded scripts are ended.
+/// Selection of the recorded scripts to end.
 enum ScriptSelection {
     All,
-    /// Those of these jobs.
+    /// The scripts of these jobs.
     Jobs(HashSet<String>),
 }
 
-/// Ends what an instance has recorded on this machine. Without a record of it here, it ran elsewhere.
+/// Ends the scripts that an instance has recorded on this machine. An instance without a record here ran elsewhere.
 async fn end_scripts(supervisor: &SupervisorState, instance: &InstanceRef, meant: ScriptSelection) {
     let running = running_dir(&supervisor.work_dir.of_instance(instance));
     let ended = blocking(move || match meant {
@@ -81,8 +81,8 @@ async fn end_scripts(supervisor: &SupervisorState, instance: &InstanceRef, meant
     }
 }
 
-/// The lock of a runner process that is known to be dead, so that no other takes its place meanwhile; nothing
-/// when it lives, or may live. Its number alone says too little: it may live in another PID namespace.
+/// Takes the lock of a runner process that is known to be dead, so that no other can take its place meanwhile. Returns nothing
+/// when the process lives, or may live: its pid alone proves nothing, since it may live in another PID namespace.
 async fn lock_of_dead(
     supervisor: &SupervisorState,
     instance: &InstanceRef,

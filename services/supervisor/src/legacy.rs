@@ -1,7 +1,7 @@
 //! Bridge to legacy systems: queues shared with old workers and old dispatchers, jobs that others push into our own
-//! queues, and commands that anybody may give to all instances of a type.
+//! queues, and commands that anyone may give to all instances of a type.
 //!
-//! Bindings stand in a file of TOML tables, one old queue, one script type and one context uid each:
+//! A file of TOML tables holds the bindings, each of one old queue, one script type and one context uid:
 //!
 //! ```toml
 //! [[legacy]]
@@ -10,7 +10,7 @@
 //! context = "0123456789abcdef0123456789abcdef"
 //!
 //! [[legacy]]
-//! pop = "queue:python"                 # what old dispatchers push there runs in the context
+//! pop = "queue:python"                 # jobs that old dispatchers push there run in the context
 //! script_type = "python"
 //! context = "0123456789abcdef0123456789abcdef"
 //! ```
@@ -30,9 +30,9 @@ use crate::coordinator_requests::SupervisorState;
 use crate::external_workers;
 use crate::policy::JobSender;
 
-/// How often old queues are looked at.
+/// Interval at which old queues are checked.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
-/// How many jobs may wait for the instances of a type before no more are taken in from old queues.
+/// Number of jobs waiting for the instances of a type from which on no more are imported from old queues.
 const WAITING_MAX: usize = 1000;
 /// The pauses after trouble with Redis, the first and the longest.
 const RETRY: ExponentialBackoff =
@@ -65,7 +65,7 @@ struct LegacyFile {
     legacy: Vec<LegacyTable>,
 }
 
-/// Everything that is wrong with the bindings.
+/// All problems of the bindings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LegacyBindingsError(Vec<String>);
 
@@ -116,7 +116,7 @@ impl LegacyTable {
     }
 }
 
-/// Reads one field, or notes why it cannot be.
+/// Reads one field, or notes why it cannot be read.
 fn field<T>(name: &str, text: Option<&String>, problems: &mut Vec<String>) -> Option<T>
 where
     T: std::str::FromStr<Err: fmt::Display>,
@@ -129,7 +129,7 @@ where
 }
 
 impl LegacyBindings {
-    /// Reads them from a file.
+    /// Reads bindings from a file.
     ///
     /// # Errors
     /// All [`LegacyBindingsError`] at once.
@@ -142,7 +142,7 @@ impl LegacyBindings {
         Self::read(&file.legacy)
     }
 
-    /// Reads them from the tables of a file.
+    /// Reads bindings from the tables of a file.
     ///
     /// # Errors
     /// All [`LegacyBindingsError`] at once.
@@ -187,28 +187,28 @@ impl LegacyBindings {
     }
 }
 
-/// Looks after old queues, and passes commands on, for ever. The caller drops it to end it.
+/// Serves old queues, and passes commands on, for ever. The caller drops the future to end it.
 pub async fn keep(supervisor: SupervisorState, bindings: LegacyBindings) {
     note_open(&supervisor).await;
     tokio::join!(sweep(&supervisor, &bindings), settle_foreign(&supervisor), pass_on(&supervisor));
 }
 
-/// Says to the instances whether queues are open, before anything is done about it.
+/// Stores for the instances whether queues are open, before anything else here runs.
 async fn note_open(supervisor: &SupervisorState) {
     let mut backoff = RETRY;
     while let Err(error) = supervisor.queue.note_open().await {
-        tracing::warn!(%error, "whether queues are open cannot be kept; trying again");
+        tracing::warn!(%error, "the flag for open queues cannot be stored; retrying");
         backoff.pause().await;
     }
 }
 
-/// Adopts or refuses what others push into our queues, as it comes.
+/// Adopts or refuses jobs that others push into our queues, as they come.
 async fn settle_foreign(supervisor: &SupervisorState) {
     let mut watch = supervisor.queue.foreign_watch();
     let mut drains = supervisor.draining.changes();
     let mut backoff = RETRY;
     loop {
-        // What is adopted now would be handed back. The sender lives as long as the supervisor.
+        // During a drain, adopted jobs would be given back. The sender lives as long as the supervisor.
         let _ = drains.wait_for(Option::is_none).await;
         let settled = match watch.wait(pending()).await {
             Ok(()) => settle_foreign_once(supervisor).await,
@@ -217,7 +217,7 @@ async fn settle_foreign(supervisor: &SupervisorState) {
         match settled {
             Ok(()) => backoff.reset(),
             Err(error) => {
-                tracing::warn!(%error, "what others pushed into work queues cannot be settled for now");
+                tracing::warn!(%error, "foreign jobs in work queues cannot be settled now; retrying");
                 backoff.pause().await;
             }
         }
@@ -226,7 +226,7 @@ async fn settle_foreign(supervisor: &SupervisorState) {
 
 async fn settle_foreign_once(supervisor: &SupervisorState) -> kv::Result<()> {
     let rules = supervisor.policy.rules();
-    // The operator of this machine has opened the queues: that names their sender.
+    // The operator of this machine has opened the queues: this admits their senders.
     let opened = JobSender { root: "", is_admitted: true };
     let grant = |job: &Execution| match supervisor.floors.shortage() {
         Some(shortage) => Err(shortage.to_string()),
@@ -254,7 +254,7 @@ async fn sweep(supervisor: &SupervisorState, bindings: &LegacyBindings) {
     loop {
         look.tick().await;
         if let Err(error) = sweep_once(supervisor, bindings).await {
-            tracing::warn!(%error, "old queues cannot be looked at");
+            tracing::warn!(%error, "old queues cannot be read now; retrying");
         }
     }
 }
@@ -263,29 +263,32 @@ async fn sweep_once(supervisor: &SupervisorState, bindings: &LegacyBindings) -> 
     let swept = supervisor.queue.sweep_legacy(OLD_WORKER_PATIENCE).await?;
     if swept.lost > 0 {
         supervisor.metrics.lost.inc_by(swept.lost);
-        tracing::warn!(lost = swept.lost, "old workers have not ended what they took; it ended as lost");
+        tracing::warn!(
+            lost = swept.lost,
+            "old workers did not finish jobs that they took; these ended as lost"
+        );
     }
     supervisor.queue.sweep_open().await?;
     let presence = supervisor.presence.now();
     let is_served = |script_type| external_workers::is_served(script_type, &presence.instances);
     supervisor.queue.find_foreign(ScriptType::ALL.into_iter().filter(|kind| !is_served(*kind))).await?;
     for binding in bindings.pop() {
-        // What nobody here can run is left to old workers of the same queue.
+        // Jobs that no instance here can run are left to old workers of the same queue.
         if is_served(binding.script_type) && !presence.draining && supervisor.floors.shortage().is_none() {
             let rules = supervisor.policy.rules();
-            // The operator of this machine has bound the queue: that names its sender.
+            // The operator of this machine has bound the queue: this admits its senders.
             let bound = JobSender { root: "", is_admitted: true };
             let grant = |job: &Execution| rules.grant(job, bound, None).map_err(|denial| denial.to_string());
             let imported = supervisor.queue.import(binding, grant, WAITING_MAX).await?;
             if imported.taken > 0 {
-                tracing::debug!(queue = %binding.queue, jobs = imported.taken, "taken in from an old queue");
+                tracing::debug!(queue = %binding.queue, jobs = imported.taken, "imported from an old queue");
             }
         }
     }
     Ok(())
 }
 
-/// Passes commands to whole types on to the instances that are there.
+/// Passes commands for a whole type on to its present instances.
 async fn pass_on(supervisor: &SupervisorState) {
     let mut control = supervisor.queue.type_control();
     let mut backoff = RETRY;
@@ -297,14 +300,14 @@ async fn pass_on(supervisor: &SupervisorState) {
                 tell(supervisor, &scope, &command).await;
             }
             Err(error) => {
-                tracing::warn!(%error, "commands to types cannot be read for now");
+                tracing::warn!(%error, "commands to types cannot be read now; retrying");
                 backoff.pause().await;
             }
         }
     }
 }
 
-/// Tells until it is told: the command stands nowhere else any more. To be told twice does no harm.
+/// Passes a command on, with retries: it is stored nowhere else any more. A command that arrives twice does no harm.
 async fn tell(supervisor: &SupervisorState, scope: &queue::ControlScope, command: &InstanceCommand) {
     let mut backoff = RETRY;
     loop {
@@ -313,7 +316,7 @@ async fn tell(supervisor: &SupervisorState, scope: &queue::ControlScope, command
                 return tracing::info!(%scope, ?command, instances, "a command to a type was passed on");
             }
             Err(error) => {
-                tracing::warn!(%scope, ?command, %error, "a command cannot be passed on; trying again")
+                tracing::warn!(%scope, ?command, %error, "a command cannot be passed on; retrying")
             }
         }
         backoff.pause().await;

@@ -1,18 +1,18 @@
 //! The supervisor: accepts jobs on a machine, owns its work queues, and
 //! answers for the results.
 //!
-//! - [`coordinator_requests`]: what coordinators ask, whichever way they ask it.
-//! - [`outbox`]: what happens to jobs, told to their coordinators until answered.
-//! - [`presence`]: who works here, told every few seconds; instances that vanish.
-//! - [`coordinators`]: the conversations that are open.
-//! - [`dropped_contexts`]: contexts that were forgotten lately.
-//! - [`blobs`], [`logs`]: what jobs need and what they printed, on this machine.
-//! - [`policy`]: what the operator of this machine lets jobs do; [`drain`]: taking nothing new.
-//! - [`results`]: how a job ended and what it printed, for coordinators and operators.
-//! - [`attempts`]: what operators ask of attempts; [`attempt_watchers`]: who waits for one.
-//! - [`legacy`]: the old world, and what others push; [`external_workers`]: what workers of others run.
-//! - `root_rotation`: coordinators that have another root.
-//! - [`rpc`]: the gRPC front; the bus is the other.
+//! - [`coordinator_requests`]: handler of coordinators' requests, over the bus and over gRPC.
+//! - [`outbox`]: delivers job events to their coordinators, until acknowledged.
+//! - [`presence`]: the instances of this machine, announced every few seconds; detects instances that vanish.
+//! - [`coordinators`]: the open conversations with coordinators.
+//! - [`dropped_contexts`]: contexts that were dropped recently.
+//! - [`blobs`], [`logs`]: files and logs of jobs, on this machine.
+//! - [`policy`]: what the operator of this machine lets jobs do; [`drain`]: accepting no new jobs.
+//! - [`results`]: results and logs of jobs, for coordinators and operators.
+//! - [`attempts`]: operators' requests about attempts; [`attempt_watchers`]: subscriptions to attempts.
+//! - [`legacy`]: old queues, and jobs that others push; [`external_workers`]: script types of external workers.
+//! - `root_rotation`: root key rotation of coordinators.
+//! - [`rpc`]: the gRPC front end, beside the bus.
 
 mod admission;
 mod app;

@@ -20,10 +20,10 @@ use crate::work_dir::{ContextFile, WorkDir, blocking, kept};
 /// A character's length, at most.
 const UTF8_LEN_MAX: usize = 4;
 
-/// How long, and how much of it, is kept.
+/// Age and size limits of kept logs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LogRetention {
-    /// Since the last thing was printed.
+    /// Maximum age, since the last output.
     pub age: Duration,
     /// Bytes of all logs together.
     pub bytes: u64,
@@ -44,20 +44,20 @@ impl Default for LogRetention {
 /// A piece of a log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogFilePiece {
-    /// Where it begins: where it was asked for, or at the next character.
+    /// Start of the piece: the requested offset, or the next character after it.
     pub offset: u64,
-    /// Text that was printed, with anything that is not text replaced.
+    /// Text of the piece; bytes that are no UTF-8 are replaced.
     pub text: String,
-    /// Where it ends.
+    /// End of the piece.
     pub end: u64,
-    /// How long the log is.
+    /// Size of the log.
     pub size: u64,
 }
 
 /// Counts of one pruning pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct LogPruneStats {
-    /// Logs that went.
+    /// Logs that were removed.
     pub removed: u64,
     /// Bytes that are kept.
     pub bytes: u64,
@@ -71,16 +71,16 @@ pub struct AttemptLogStore {
 }
 
 impl AttemptLogStore {
-    /// In a work directory.
+    /// Creates the store in a work directory.
     #[must_use]
     pub fn new(work_dir: &WorkDir, retention: LogRetention) -> Self {
         Self { root: work_dir.logs(), retention }
     }
 
-    /// A piece of a log from a byte on, at most `limit` bytes of it; nothing when there is no such log.
+    /// Reads a piece of a log from an offset on, at most `limit` bytes; nothing when there is no such log.
     ///
     /// # Errors
-    /// When it cannot be read.
+    /// When the log cannot be read.
     pub async fn read(&self, key: JobKey, offset: u64, limit: usize) -> io::Result<Option<LogFilePiece>> {
         let path = self.root.join(key.context.to_string()).join(file_name(key));
         let limit = if limit == 0 { LOG_PIECE_BYTES_MAX } else { limit.min(LOG_PIECE_BYTES_MAX) };
@@ -93,7 +93,7 @@ impl AttemptLogStore {
             let size = file.metadata()?.len();
             let from = offset.min(size);
             file.seek(SeekFrom::Start(from))?;
-            // At least one character has to fit, behind what is left of the one before.
+            // At least one character must fit, after the rest of a character that was cut.
             let limit = limit.max(UTF8_LEN_MAX);
             let mut bytes = Vec::new();
             file.take((limit + UTF8_LEN_MAX - 1) as u64).read_to_end(&mut bytes)?;
@@ -102,7 +102,7 @@ impl AttemptLogStore {
         .await
     }
 
-    /// Removes the logs of attempts that will not be asked for any more.
+    /// Removes the logs of attempts that are no longer needed.
     ///
     /// # Errors
     /// When one cannot be removed; may be repeated.
@@ -112,11 +112,11 @@ impl AttemptLogStore {
         blocking(move || files.iter().try_for_each(remove)).await
     }
 
-    /// Removes what is kept too long or is too much, the oldest first. `running` is asked afterwards what
-    /// has to stay.
+    /// Removes logs beyond the limits of age and size, the oldest first. `running` is called afterwards for the
+    /// attempts whose logs must stay.
     ///
     /// # Errors
-    /// When the directory or the store give trouble; may be repeated.
+    /// When the directory or the store fails; may be repeated.
     pub async fn prune<F>(
         &self,
         running: impl FnOnce() -> F,
@@ -132,7 +132,7 @@ impl AttemptLogStore {
         if !old && total <= self.retention.bytes.min(self.retention.context_bytes) {
             return Ok(LogPruneStats { removed: 0, bytes: total });
         }
-        // Whoever began after the files were listed has none of them.
+        // An attempt that began after the files were listed has none of them.
         let running = running().await.map_err(LogPruneError::Store)?;
         let running: HashSet<OsString> = running.into_iter().map(file_name).collect();
         let surplus = self.retention.surplus(all, &running, now);
@@ -144,14 +144,14 @@ impl AttemptLogStore {
     }
 }
 
-/// Why logs were not thinned out.
+/// Why logs were not pruned.
 #[derive(Debug, thiserror::Error)]
 pub enum LogPruneError {
-    /// The directory gives trouble.
-    #[error("the logs cannot be looked at")]
+    /// The directory cannot be read.
+    #[error("the logs cannot be listed or removed")]
     Directory(#[source] io::Error),
     /// The store cannot say which attempts run.
-    #[error("it cannot be told which logs are being written")]
+    #[error("cannot determine which logs are being written")]
     Store(#[source] kv::Error),
 }
 
@@ -198,8 +198,8 @@ fn remove(path: &PathBuf) -> io::Result<()> {
     }
 }
 
-/// Whole characters only: what is cut off at the end comes with the next piece. Files are UTF-8; one that is
-/// not, all the same, is read with its offsets kept.
+/// Cuts a piece at whole characters: a character cut off at the end comes with the next piece. Files are UTF-8; a file that
+/// is not is read all the same, with its offsets kept.
 fn piece(bytes: &[u8], limit: usize, from: u64, size: u64) -> LogFilePiece {
     let continued = bytes.iter().take(UTF8_LEN_MAX - 1).take_while(|byte| (**byte & 0xc0) == 0x80).count();
     // At the very beginning of a file nothing can have been cut.

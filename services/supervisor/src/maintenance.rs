@@ -4,10 +4,10 @@ use std::time::{Duration, SystemTime};
 
 use crate::coordinator_requests::SupervisorState;
 
-/// How often.
+/// Interval of the maintenance.
 const INTERVAL: Duration = Duration::from_secs(60);
 
-/// Cleans up for ever. The caller drops it to end it.
+/// Cleans up for ever. The caller drops the future to end it.
 pub(crate) async fn keep(supervisor: SupervisorState) {
     match supervisor.blobs.remove_drafts(SystemTime::now()).await {
         Ok(0) => {}

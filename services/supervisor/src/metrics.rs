@@ -24,7 +24,7 @@ pub struct Metrics {
     pub contexts_dropped: IntCounter,
     /// Attempts that were forgotten since their flows were removed.
     pub attempts_forgotten: IntCounter,
-    /// Times that a drain was asked for.
+    /// Drains that were requested.
     pub drains: IntCounter,
     /// Drain state: 1 while the supervisor drains.
     pub draining: IntGauge,

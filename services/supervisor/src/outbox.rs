@@ -29,7 +29,7 @@ use crate::retry_queue::{RETRY_MAX, RetryQueue};
 
 /// Events of one batch, at most.
 const BATCH_MAX: usize = 256;
-/// Batches under way to one coordinator.
+/// Batches in flight to one coordinator, at most.
 const UNDER_WAY_MAX: usize = 32;
 /// Events that one coordinator's sender keeps in memory; the rest stays in Redis.
 const WAITING_MAX: usize = 8192;
@@ -45,18 +45,18 @@ const REMOVED_MAX: usize = 512;
 /// Event senders by coordinator.
 struct EventOutbox {
     supervisor: SupervisorState,
-    couriers: HashMap<String, mpsc::Sender<QueueEvent>>,
+    senders: HashMap<String, mpsc::Sender<QueueEvent>>,
     /// Channel for acknowledged events, which the remover deletes.
     answered: mpsc::Sender<Vec<QueueEvent>>,
     shared: Arc<EventOutboxShared>,
-    /// Tasks of the event senders, which run beside the reading.
+    /// Tasks of the event senders, which are polled beside the reader.
     work: FuturesUnordered<BoxFuture<'static, ()>>,
 }
 
 /// State that the event senders and the reader share.
 #[derive(Default)]
 struct EventOutboxShared {
-    /// Events that wait, by coordinator: one that is away must not stop the reading for others.
+    /// Pending events by coordinator: one that is away must not stop the reader for others.
     waiting: Mutex<HashMap<String, PendingEvents>>,
     room: Notify,
 }
@@ -64,7 +64,7 @@ struct EventOutboxShared {
 /// Events that wait for one coordinator.
 #[derive(Default)]
 struct PendingEvents {
-    /// Events in memory, by id: one that is read again while it waits is not taken twice.
+    /// Events in memory, by id: an event that is read again while it waits is not added twice.
     known: HashSet<String>,
     /// Set when the sender's channel was full, and events were left in Redis.
     left: bool,
@@ -82,14 +82,14 @@ impl EventOutboxShared {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes an event that is in memory from now on; says whether it was not before.
+    /// Adds an event to memory; returns true if it was not there before.
     fn enter(&self, event: &QueueEvent) -> bool {
         let mut waiting = self.waiting();
         let waiting = waiting.entry(event.coordinator.clone()).or_default();
         waiting.known.insert(event.id.clone())
     }
 
-    /// There is no room for an event: it stays in Redis.
+    /// Notes that an event stays in Redis for want of room.
     fn leave(&self, event: &QueueEvent) {
         let mut waiting = self.waiting();
         let waiting = waiting.entry(event.coordinator.clone()).or_default();
@@ -97,7 +97,7 @@ impl EventOutboxShared {
         waiting.left = true;
     }
 
-    /// An event is not in memory any more.
+    /// Removes an event from memory.
     fn forget(&self, event: &QueueEvent) {
         let mut waiting = self.waiting();
         let Some(waiting) = waiting.get_mut(&event.coordinator) else { return };
@@ -117,14 +117,14 @@ impl EventOutboxShared {
         found
     }
 
-    /// How many events are in memory.
+    /// Returns the number of events in memory.
     fn len(&self) -> usize {
         self.waiting().values().map(|waiting| waiting.known.len()).sum()
     }
 }
 
-/// Reads events and sends them until `stop`. Those without an answer, or with a recent one, are sent again after the next
-/// start. A lost store is noticed here first, since a read always waits on it; its return, by the next look into it.
+/// Reads events and sends them until `stop`. Events without an answer, or with a very recent one, are sent again after the next
+/// start. A lost store is noticed here first, since a read always waits on it; its return is noticed by the next presence check.
 pub async fn keep(supervisor: SupervisorState, store: &ReadinessCondition, stop: CancellationToken) {
     let reader = supervisor.queue.events();
     let (answered, removed) = mpsc::channel(UNDER_WAY_MAX);
@@ -135,7 +135,7 @@ pub async fn keep(supervisor: SupervisorState, store: &ReadinessCondition, stop:
         shared: Arc::clone(&shared),
     };
     let work = FuturesUnordered::new();
-    let outbox = EventOutbox { supervisor, couriers: HashMap::new(), answered, shared, work };
+    let outbox = EventOutbox { supervisor, senders: HashMap::new(), answered, shared, work };
     tokio::join!(outbox.run(reader, store, stop), remover.run(removed));
 }
 
@@ -154,14 +154,14 @@ impl EventOutbox {
                 Err(error) => {
                     store.unmet(error.to_string());
                     tracing::warn!(%error, "events cannot be read; trying again");
-                    self.beside_couriers(backoff.pause()).await;
+                    self.beside_senders(backoff.pause()).await;
                 }
             }
         }
     }
 
     /// Waits for a future while the event senders go on.
-    async fn beside_couriers<T>(&mut self, waited_for: impl Future<Output = T>) -> T {
+    async fn beside_senders<T>(&mut self, waited_for: impl Future<Output = T>) -> T {
         let mut waited_for = pin!(waited_for);
         loop {
             tokio::select! {
@@ -179,20 +179,20 @@ impl EventOutbox {
                 () = shared.room.notified() => {}
             }
         };
-        let events = self.beside_couriers(reader.next(wake)).await?;
+        let events = self.beside_senders(reader.next(wake)).await?;
         if self.shared.take_room() {
-            // What was left in Redis for want of room is pending there: read from the beginning.
+            // Events left in Redis for want of room are pending there: read from the beginning.
             *reader = self.supervisor.queue.events();
         }
         for event in events {
-            // Those who wait look at what is kept, which was written with the event.
+            // Watchers read the stored state, which was written together with the event.
             self.supervisor.attempt_watchers.notify(event.job_key);
             if event.coordinator == OPERATOR {
-                // An operator's attempt has no coordinator to tell.
+                // An operator's attempt has no coordinator: the event counts as acknowledged.
                 if self.shared.enter(&event) {
-                    // Senders that wait for a place in the channel have to go on, since they may have been given it.
+                    // The event senders must go on meanwhile: the free place in the channel may be reserved for one of them.
                     let answered = self.answered.clone();
-                    let _ = self.beside_couriers(answered.send(vec![event])).await;
+                    let _ = self.beside_senders(answered.send(vec![event])).await;
                 }
             } else {
                 self.hand_over(event);
@@ -205,19 +205,19 @@ impl EventOutbox {
         if !self.shared.enter(&event) {
             return;
         }
-        // What happened under a root that was succeeded is told to the one after it.
+        // Events of a retired root go to its successor.
         let coordinator = self.supervisor.coordinators.current_root(&event.coordinator);
-        let courier = self.couriers.entry(coordinator.clone()).or_insert_with(|| {
+        let sender = self.senders.entry(coordinator.clone()).or_insert_with(|| {
             let (sender, events) = mpsc::channel(WAITING_MAX);
-            let courier = EventSender {
+            let event_sender = EventSender {
                 coordinator,
                 supervisor: self.supervisor.clone(),
                 answered: self.answered.clone(),
             };
-            self.work.push(courier.run(events).boxed());
+            self.work.push(event_sender.run(events).boxed());
             sender
         });
-        if let Err(full) = courier.try_send(event) {
+        if let Err(full) = sender.try_send(event) {
             let event = match full {
                 mpsc::error::TrySendError::Full(event) | mpsc::error::TrySendError::Closed(event) => event,
             };
@@ -227,7 +227,7 @@ impl EventOutbox {
     }
 }
 
-/// Tells one coordinator.
+/// Sends events to one coordinator.
 #[derive(Clone)]
 struct EventSender {
     coordinator: String,
@@ -235,16 +235,16 @@ struct EventSender {
     answered: mpsc::Sender<Vec<QueueEvent>>,
 }
 
-/// Result of telling a coordinator one batch.
+/// Result of sending one batch to a coordinator.
 struct EventBatchOutcome {
-    /// The jobs of it that had failed before.
+    /// Jobs of the batch that had failed before.
     retried: Vec<JobKey>,
-    /// Events to be told again, each with the turn at which it failed.
+    /// Events to send again, each with the turn at which it failed.
     failed: Vec<(usize, QueueEvent)>,
 }
 
 impl EventBatchOutcome {
-    /// Notes what failed, and puts what is free to be told in front of what waits.
+    /// Notes failures, and puts events that need no longer wait in front of `waiting`.
     fn take_back(
         self,
         turns: &mut ConnectionCursor,
@@ -259,8 +259,8 @@ impl EventBatchOutcome {
     }
 }
 
-/// Which of a coordinator's conversations serves a context is not known here: after a failure the
-/// next one has its turn.
+/// Cursor over a coordinator's connections. The supervisor cannot tell which of them serves a context, so after a failure it
+/// moves on to the next.
 #[derive(Default)]
 struct ConnectionCursor(HashMap<ContextId, usize>);
 
@@ -273,7 +273,7 @@ impl ConnectionCursor {
         if self.0.len() >= WAITING_MAX {
             self.0.clear();
         }
-        // Batches that failed at the same turn move on by one together.
+        // Batches that failed at the same turn together advance the cursor by one.
         let next = self.0.entry(event.origin.context_id).or_default();
         *next = (*next).max(turn.wrapping_add(1));
     }
@@ -289,19 +289,19 @@ impl EventSender {
         let mut away = ExponentialBackoff::up_to(RETRY_MAX);
         let mut batch = Vec::with_capacity(BATCH_MAX);
         loop {
-            // Company is waited for only while something is under way.
+            // Starts wait for their ends only while a batch is in flight.
             waiting.extend(if under_way.is_empty() { starts.all() } else { starts.due(Instant::now()) });
             let next_due = held.next_due();
             let due = next_due.is_some_and(|due| due <= Instant::now());
             if (due || !waiting.is_empty()) && under_way.len() < UNDER_WAY_MAX {
                 let peers = self.supervisor.coordinators.peers(&self.coordinator).await;
                 if peers.is_empty() {
-                    // What is under way goes on: it may have been answered, and others wait for the same places.
+                    // Batches in flight are still polled: they may have been answered, and others wait for their places in the channel.
                     tokio::select! {
                         _ = arrivals.changed() => {}
                         () = away.pause() => {}
-                        Some(told) = under_way.next(), if !under_way.is_empty() => {
-                            EventBatchOutcome::take_back(told, &mut turns, &mut held, &mut waiting);
+                        Some(outcome) = under_way.next(), if !under_way.is_empty() => {
+                            EventBatchOutcome::take_back(outcome, &mut turns, &mut held, &mut waiting);
                         }
                     }
                     continue;
@@ -315,7 +315,7 @@ impl EventSender {
                     continue;
                 }
                 let part = part.into_iter().map(|event| (turns.of(&event), event)).collect();
-                under_way.push(self.clone().tell(peers, retried.into_iter().collect(), part));
+                under_way.push(self.clone().send(peers, retried.into_iter().collect(), part));
                 continue;
             }
             let room = under_way.len() < UNDER_WAY_MAX;
@@ -329,8 +329,8 @@ impl EventSender {
                     let now = Instant::now();
                     batch.drain(..).for_each(|event| starts.sort(event, now, &mut waiting));
                 }
-                Some(told) = under_way.next(), if !under_way.is_empty() => {
-                    EventBatchOutcome::take_back(told, &mut turns, &mut held, &mut waiting);
+                Some(outcome) = under_way.next(), if !under_way.is_empty() => {
+                    EventBatchOutcome::take_back(outcome, &mut turns, &mut held, &mut waiting);
                 }
                 Ok(()) = arrivals.changed() => held.retry_now(Instant::now()),
                 () = until(next_due), if room && next_due.is_some() => {}
@@ -339,8 +339,8 @@ impl EventSender {
         }
     }
 
-    /// Tells a batch over the conversations whose turn it is.
-    async fn tell(
+    /// Sends a batch, each event over the connection whose turn it is.
+    async fn send(
         self,
         peers: Vec<JsonRpcPeer>,
         retried: Vec<JobKey>,
@@ -348,7 +348,7 @@ impl EventSender {
     ) -> EventBatchOutcome {
         let mut by_turn: BTreeMap<usize, Vec<QueueEvent>> = BTreeMap::new();
         let coordinator = self.supervisor.coordinators.current_root(&self.coordinator);
-        // Events of dropped contexts are not told any more.
+        // Events of dropped contexts are acknowledged without being sent.
         let is_dropped = |(_, event): &(usize, QueueEvent)| {
             self.supervisor.dropped_contexts.contains(&coordinator, event.job_key.context)
         };
@@ -357,18 +357,18 @@ impl EventSender {
         for (turn, event) in events {
             by_turn.entry(turn).or_default().push(event);
         }
-        let telling = by_turn.into_iter().map(|(turn, events)| {
+        let sending = by_turn.into_iter().map(|(turn, events)| {
             let peer = &peers[turn % peers.len()];
-            let failed = self.tell_over(peer, events);
+            let failed = self.send_over(peer, events);
             async move { failed.await.into_iter().map(|event| (turn, event)).collect::<Vec<_>>() }
         });
-        let failed = join_all(telling).await.into_iter().flatten().collect();
+        let failed = join_all(sending).await.into_iter().flatten().collect();
         EventBatchOutcome { retried, failed }
     }
 
     /// Sends events over one conversation; returns those to be sent again. Jobs with outputs go one by one,
     /// so that none waits for the bytes of others.
-    async fn tell_over(&self, peer: &JsonRpcPeer, events: Vec<QueueEvent>) -> Vec<QueueEvent> {
+    async fn send_over(&self, peer: &JsonRpcPeer, events: Vec<QueueEvent>) -> Vec<QueueEvent> {
         let heavy: HashSet<_> =
             events.iter().filter(|event| has_outputs(event)).map(|event| event.job_key).collect();
         let mut jobs: HashMap<JobKey, Vec<QueueEvent>> = HashMap::new();
@@ -380,7 +380,7 @@ impl EventSender {
                 light.push(event);
             }
         }
-        let pushing = stream::iter(jobs.into_values().map(|events| self.tell_job(peer, events)))
+        let pushing = stream::iter(jobs.into_values().map(|events| self.send_job(peer, events)))
             .buffer_unordered(PUSHES_MAX)
             .collect::<Vec<_>>();
         let (mut failed, of_jobs) = tokio::join!(self.call(peer, light), pushing);
@@ -388,8 +388,8 @@ impl EventSender {
         failed
     }
 
-    /// Tells what came before the outputs of one job, hands these over, then tells the rest.
-    async fn tell_job(&self, peer: &JsonRpcPeer, mut events: Vec<QueueEvent>) -> Vec<QueueEvent> {
+    /// Sends the events of one job: first those before its outputs, then the outputs, then the rest.
+    async fn send_job(&self, peer: &JsonRpcPeer, mut events: Vec<QueueEvent>) -> Vec<QueueEvent> {
         let rest = events.split_off(events.iter().position(has_outputs).unwrap_or(events.len()));
         if !events.is_empty() {
             let mut failed = self.call(peer, events).await;
@@ -417,26 +417,26 @@ impl EventSender {
         failed
     }
 
-    /// Tells events as one batch; gives those that have to be told again.
+    /// Sends events as one batch; returns those that must be sent again.
     async fn call(&self, peer: &JsonRpcPeer, events: Vec<QueueEvent>) -> Vec<QueueEvent> {
         let mut calls = Vec::with_capacity(events.len());
-        let mut told = Vec::with_capacity(events.len());
+        let mut sent = Vec::with_capacity(events.len());
         for event in events {
             match JsonRpcCall::new(method::JOB_EVENT, &to_wire(&event)) {
                 Ok(call) => {
                     calls.push(call);
-                    told.push(event);
+                    sent.push(event);
                 }
                 Err(error) => tracing::error!(job = %event.job_key, %error, "an event cannot be written"),
             }
         }
-        let (mut answered, mut again) = (Vec::with_capacity(told.len()), Vec::new());
+        let (mut answered, mut again) = (Vec::with_capacity(sent.len()), Vec::new());
         let answers = peer.call_batch(calls, ANSWER_TIMEOUT).await;
-        for (event, answer) in told.into_iter().zip(answers) {
+        for (event, answer) in sent.into_iter().zip(answers) {
             match answer {
                 Ok(_) => answered.push(event),
                 Err(CallError::Refused(error)) if error.is_lasting() => {
-                    tracing::warn!(job = %event.job_key, %error, "a coordinator does not want an event");
+                    tracing::warn!(job = %event.job_key, %error, "a coordinator rejected an event");
                     answered.push(event);
                 }
                 Err(error) => {
@@ -462,13 +462,13 @@ impl EventSender {
     /// Hands acknowledged events to the remover.
     async fn answered(&self, events: Vec<QueueEvent>) {
         if !events.is_empty() {
-            // They are removed as long as anybody can be told anything.
+            // The remover lives as long as the event senders.
             let _ = self.answered.send(events).await;
         }
     }
 }
 
-/// Removes events that were answered, those together that were answered about the same time.
+/// Removes acknowledged events; those acknowledged at about the same time go in one batch.
 struct EventRemover {
     acknowledger: QueueEventAcknowledger,
     supervisor: SupervisorState,
@@ -489,12 +489,12 @@ impl EventRemover {
     }
 
     async fn remove(&self, events: &[QueueEvent]) {
-        // Those that stay are told again after the next start, and answered as known.
+        // Events that stay are sent again after the next start, and acknowledged as duplicates.
         match self.acknowledger.acknowledge(events).await {
             Ok(forgotten) if forgotten.is_empty() => {}
             Ok(forgotten) => self.supervisor.remove_attempt_logs(&forgotten).await,
             Err(error) => {
-                tracing::warn!(events = events.len(), %error, "answered events could not be removed");
+                tracing::warn!(events = events.len(), %error, "acknowledged events could not be removed");
             }
         }
         self.supervisor.metrics.events_answered.inc_by(events.len() as u64);
@@ -507,7 +507,7 @@ fn has_outputs(event: &QueueEvent) -> bool {
     matches!(&event.kind, QueueEventKind::Ended(end) if !end.outputs.is_empty())
 }
 
-/// An end without the outputs that it promised is a failure.
+/// Turns an end whose outputs are lost into a failure.
 fn fail(event: &mut QueueEvent, detail: String) {
     if let QueueEventKind::Ended(end) = &mut event.kind {
         end.outcome = Outcome::Failed;

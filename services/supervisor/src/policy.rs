@@ -1,6 +1,6 @@
 //! Policy of a machine's operator: what jobs may do, by context.
 //!
-//! A file that cannot be used never takes effect: at the start it is an error, later what was read before stays.
+//! An unusable file never takes effect: at the start it is an error, later the previous policy stays in effect.
 
 mod file;
 
@@ -16,11 +16,11 @@ use service::OperatorNotice;
 
 use crate::metrics::Metrics;
 
-/// Said to operators while no coordinator is named.
+/// Notice to operators while no coordinator is named.
 const TAKES_NOBODY: &str = "takes no jobs of any coordinator, since none is named: start it with `--coordinator KEY`, or name \
                             some in its policy. `mycora pki root` shows the key of a coordinator";
 
-/// A policy's text, at most.
+/// Maximum size of a policy file.
 const FILE_BYTES_MAX: usize = 1024 * 1024;
 
 /// Rule for the jobs of a context.
@@ -35,7 +35,7 @@ struct ContextPolicy {
     require_actor_signature: bool,
     /// Keys that may have signed the job; absent: any.
     actor_keys: Option<BTreeSet<String>>,
-    /// How many turns it has for one of a context of weight 1.
+    /// Number of turns for each turn of a context of weight 1.
     weight: NonZeroU32,
     grants: Grants,
 }
@@ -54,10 +54,10 @@ impl Default for ContextPolicy {
     }
 }
 
-/// Coordinators whose jobs are taken where the policy names none.
+/// Coordinators whose jobs are accepted where the policy names none.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum DefaultCoordinators {
-    /// Any that finds the supervisor: for one that only its own coordinator can find.
+    /// Any coordinator that finds the supervisor; for a supervisor that only its own coordinator can reach.
     #[default]
     Anyone,
     /// Those with these root keys, and with roots that came after them.
@@ -73,17 +73,17 @@ pub struct JobSender<'a> {
     pub is_admitted: bool,
 }
 
-/// Everything that a file says. The default takes every job and gives the default grants.
+/// Rules of a policy file. The default accepts every job and gives the default grants.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PolicyRules {
     default: ContextPolicy,
     contexts: BTreeMap<ContextUid, ContextPolicy>,
 }
 
-/// Why the policy does not take a job. Lasting: asking again cannot help until the policy changes.
+/// Why the policy does not accept a job. Lasting: a retry cannot help until the policy changes.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PolicyDenial {
-    /// Nothing of its context is taken.
+    /// No jobs of the context are accepted.
     #[error("the policy of this supervisor takes no jobs of context {0}")]
     Context(ContextUid),
     /// The job's coordinator is not named anywhere.
@@ -142,7 +142,7 @@ pub enum PolicyDenial {
 }
 
 impl PolicyDenial {
-    /// The reason that coordinators are told.
+    /// Returns the reason code for coordinators.
     #[must_use]
     pub const fn code(&self) -> &'static str {
         match self {
@@ -162,7 +162,7 @@ impl PolicyRules {
     /// Reads a file's text.
     ///
     /// # Errors
-    /// Everything that is wrong with it.
+    /// All violations in the text.
     pub fn parse(text: &str) -> Result<Self, Violations> {
         file::parse(text)
     }
@@ -191,7 +191,7 @@ impl PolicyRules {
         names(&self.default) || self.contexts.values().any(names)
     }
 
-    /// How many turns a context has for one of a context of weight 1, where jobs of both wait.
+    /// Returns the number of turns of a context for each turn of a context of weight 1, while jobs of both wait.
     #[must_use]
     pub fn weight(&self, context: ContextUid) -> NonZeroU32 {
         self.contexts.get(&context).unwrap_or(&self.default).weight
@@ -256,12 +256,12 @@ pub enum PolicyFileError {
     Wrong {
         /// Which file.
         path: PathBuf,
-        /// All of it.
+        /// All violations of the file.
         violations: Violations,
     },
 }
 
-/// The policy as it stands. Clones are the same.
+/// The current policy. Clones share it.
 #[derive(Debug, Clone, Default)]
 pub struct Policy(Arc<PolicyInner>);
 
@@ -275,7 +275,7 @@ struct PolicyInner {
 #[derive(Debug, Default)]
 struct PolicyState {
     rules: Arc<PolicyRules>,
-    /// The text, or the trouble with reading it, that was judged last.
+    /// The text, or the error of reading it, that was checked last.
     judged: String,
 }
 
@@ -306,7 +306,7 @@ impl Policy {
         }
     }
 
-    /// Why no job of any coordinator is taken, and what to do about it; nothing while some are.
+    /// Returns why no coordinator's jobs are accepted, and what to do about it; nothing while some are.
     #[must_use]
     pub fn intake_problem(&self) -> Option<&'static str> {
         let nobody = matches!(&self.0.admitted, DefaultCoordinators::Only(named) if named.is_empty());
@@ -319,10 +319,10 @@ impl Policy {
         Arc::clone(&self.0.state.lock().unwrap_or_else(PoisonError::into_inner).rules)
     }
 
-    /// Reads the file again if it is another one than before; says whether there was something to judge.
+    /// Reads the file again if it has changed; returns true if it had.
     ///
     /// # Errors
-    /// A [`PolicyFileError`], once for each broken text; what held before still does.
+    /// A [`PolicyFileError`], once for each broken text; the previous policy stays in effect.
     pub fn reload_if_changed(&self) -> Result<bool, PolicyFileError> {
         let Some(path) = &self.0.path else { return Ok(false) };
         let read = read(path);
@@ -355,7 +355,7 @@ fn judge(path: &Path, text: &str) -> Result<PolicyRules, PolicyFileError> {
         .map_err(|violations| PolicyFileError::Wrong { path: path.to_owned(), violations })
 }
 
-/// Follows the file for ever: when it changes, and at once on SIGHUP. The caller drops it to end it.
+/// Reloads the file for ever: when it changes, and at once on SIGHUP. The caller drops the future to end it.
 pub async fn keep(policy: Policy, metrics: Metrics, intake: OperatorNotice) {
     tell(&policy, &intake);
     if policy.0.path.is_none() {
@@ -364,21 +364,21 @@ pub async fn keep(policy: Policy, metrics: Metrics, intake: OperatorNotice) {
     let look = |asked| match policy.reload_if_changed() {
         Ok(true) => {
             metrics.policy_read("taken");
-            tracing::info!("the policy file was read; it holds from now on");
+            tracing::info!("the policy file was read and is in effect");
             tell(&policy, &intake);
         }
-        Ok(false) if asked => tracing::info!("the policy file is as it was"),
+        Ok(false) if asked => tracing::info!("the policy file has not changed"),
         Ok(false) => {}
         Err(error) => {
             metrics.policy_read("refused");
             let error = service::error_chain(&error);
-            tracing::error!("{error}; the policy from before still holds");
+            tracing::error!("{error}; the previous policy stays in effect");
         }
     };
     service::poll_files("the policy file", look).await;
 }
 
-/// Tells operators when no coordinator is named.
+/// Notifies operators when no coordinator is named.
 fn tell(policy: &Policy, intake: &OperatorNotice) {
     let problem = policy.intake_problem();
     if let Some(problem) = problem {

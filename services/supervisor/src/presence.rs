@@ -1,5 +1,5 @@
-//! Presence of the machine's instances: told to coordinators every few seconds, and at once when it changes.
-//! Instances that vanish are noticed here as well.
+//! Presence of the machine's instances: announced to coordinators every few seconds, and at once when it changes.
+//! Also notices instances that vanish.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,13 +14,13 @@ use tokio::sync::watch;
 use crate::coordinator_requests::SupervisorState;
 use crate::instance_loss;
 
-/// How often presence keys, which expire without a sound, are looked at.
+/// Interval at which presence keys are checked; they expire without a notification.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
-/// How often coordinators hear of it when nothing changes.
-const TELL_INTERVAL: Duration = Duration::from_secs(limits::PRESENCE_INTERVAL_SECS as u64);
+/// Interval of announcements to coordinators while nothing changes.
+const ANNOUNCE_INTERVAL: Duration = Duration::from_secs(limits::PRESENCE_INTERVAL_SECS as u64);
 
-/// How long one coordinator may hold up the next look.
-const TELL_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long one coordinator may hold up the next check.
+const ANNOUNCE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// View of this supervisor's current presence. Clones share it.
 #[derive(Debug, Clone)]
@@ -53,7 +53,7 @@ impl PresenceView {
         (presence, left_out)
     }
 
-    /// The supervisor's own name; empty until its store was read.
+    /// Returns the supervisor's own name; empty until its store was read.
     #[must_use]
     pub fn name(&self) -> String {
         self.0.borrow().supervisor.clone()
@@ -75,7 +75,7 @@ impl PresenceView {
         self.0.send_modify(|presence| name.clone_into(&mut presence.supervisor));
     }
 
-    /// Notes who works here. Says whether what is offered has changed.
+    /// Notes the current instances. Returns true if the offered work has changed.
     fn set(&self, instances: Vec<InstanceInfo>, queued: u64, draining: bool) -> bool {
         let offers = |list: &[InstanceInfo]| -> Vec<_> {
             list.iter().map(|i| (i.script_type, i.group.clone(), i.number, i.slots, i.isolation)).collect()
@@ -91,7 +91,8 @@ impl PresenceView {
     }
 }
 
-/// Looks and tells for ever; `store` is met while the store can be looked into. The caller drops it to end it.
+/// Checks the instances and announces them, for ever; `store` is met while the store can be read. The caller drops the future
+/// to end it.
 pub async fn keep(
     supervisor: SupervisorState,
     mut loss: InstanceLossDetector,
@@ -108,7 +109,7 @@ pub async fn keep(
         let arrived = tokio::select! {
             _ = look.tick() => false,
             changed = arrivals.changed() => changed.is_ok(),
-            // Told at once, since jobs are sent here until it is known.
+            // A drain is announced at once, since coordinators send jobs here until they know of it.
             changed = drains.changed() => changed.is_ok(),
         };
         let changed = match look_once(&supervisor, &mut loss, &mut demands).await {
@@ -118,19 +119,19 @@ pub async fn keep(
             }
             Err(error) => {
                 store.unmet(error.to_string());
-                tracing::warn!(%error, "the instances cannot be looked at");
+                tracing::warn!(%error, "the instances cannot be read from the store; retrying");
                 demands.forget();
                 false
             }
         };
-        if changed || arrived || told.elapsed() >= TELL_INTERVAL {
+        if changed || arrived || told.elapsed() >= ANNOUNCE_INTERVAL {
             told = Instant::now();
             tell(&supervisor).await;
         }
     }
 }
 
-/// Learns who this is, and whether it drains: only then may anybody speak to it.
+/// Reads the supervisor's own name, and whether it drains; it must not serve anyone before that.
 async fn learn(supervisor: &SupervisorState) {
     let queue = &supervisor.queue;
     loop {
@@ -166,17 +167,17 @@ async fn look_once(
     instance_loss::end(supervisor, &present, loss).await?;
     for hopeless in demands.check(&queues, &present, Instant::now()) {
         let count = queue.refuse_waiting(&hopeless).await?;
-        tracing::warn!(queue = %hopeless, count, "jobs were refused: nobody here gives the isolation they demand");
+        tracing::warn!(queue = %hopeless, count, "jobs were refused: no instance here offers their isolation");
     }
     if let Some(shortage) = supervisor.floors.shortage() {
         let returned = queue.return_waiting().await?;
         if returned > 0 {
-            // Sent here again they are refused by name, until there is room.
-            tracing::warn!(returned, %shortage, "jobs that waited were given back");
+            // If they are sent here again, they are refused with `DISK_FULL` until there is room.
+            tracing::warn!(returned, %shortage, "queued jobs were given back");
         }
     }
     if draining {
-        // What was accepted while the drain began, or was put back since.
+        // Jobs may have been accepted while the drain began, or put back since.
         queue.return_waiting().await?;
     }
     Ok(changed)
@@ -185,16 +186,19 @@ async fn look_once(
 async fn tell(supervisor: &SupervisorState) {
     let (presence, left_out) = supervisor.presence.announcement();
     if left_out > 0 {
-        tracing::warn!(left_out, "there are more instances than coordinators are told of");
+        tracing::warn!(
+            left_out,
+            "there are more instances than a presence may announce; the excess is left out"
+        );
     }
     let telling = supervisor.coordinators.all().into_iter().map(|peer| {
         let presence = &presence;
         async move {
             let telling = peer.notify(method::SUPERVISOR_PRESENCE, presence);
-            match tokio::time::timeout(TELL_TIMEOUT, telling).await {
+            match tokio::time::timeout(ANNOUNCE_TIMEOUT, telling).await {
                 Ok(Ok(())) => {}
-                Ok(Err(error)) => tracing::debug!(%error, "a coordinator was not told of our presence"),
-                Err(_) => tracing::debug!("a coordinator was too slow to be told of our presence"),
+                Ok(Err(error)) => tracing::debug!(%error, "a presence could not be sent to a coordinator"),
+                Err(_) => tracing::debug!("a coordinator did not answer a presence in time"),
             }
         }
     });

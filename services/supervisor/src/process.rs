@@ -33,7 +33,7 @@ pub struct Flags {
     /// Where scripts, files and outputs of jobs are kept
     #[arg(long, env = "MYCORA_WORK_DIR", value_name = "DIR", default_value = "/var/lib/mycora/work")]
     work_dir: PathBuf,
-    /// Ed25519 key that it signs with, made when it is not there [default: signing.key in the work directory]
+    /// Ed25519 key that the supervisor signs with; made if it does not exist [default: signing.key in the work directory]
     #[arg(long, env = "MYCORA_SIGNING_KEY", value_name = "FILE")]
     signing_key: Option<PathBuf>,
     /// The daemon that coordinators may reach it through.
@@ -42,35 +42,35 @@ pub struct Flags {
     /// Queues shared with old workers and old dispatchers: a file of TOML tables
     #[arg(long, env = "MYCORA_LEGACY", value_name = "FILE")]
     legacy: Option<PathBuf>,
-    /// Let others push jobs into the work queues, which are run and answered, and let their workers take jobs from them. Without it
-    /// what others push there is refused: its record and its reply say so
+    /// Let others push jobs into the work queues, which are run and answered, and let external workers take jobs from them. Without
+    /// it, jobs that others push there are refused: their records and replies say so
     #[arg(long, env = "MYCORA_OPEN_QUEUES", value_parser = clap::builder::FalseyValueParser::new(), action = clap::ArgAction::SetTrue)]
     open_queues: bool,
-    /// Script types that workers of others run from the work queues: their jobs are sent here also while no runner of ours offers
-    /// them, since nobody sees such a worker before it takes a job. Opens the queues
+    /// Script types that external workers run from the work queues: coordinators send jobs of these types here even while no runner
+    /// offers them, since an external worker is invisible until it takes a job. Opens the queues
     #[arg(long, env = "MYCORA_OPEN_QUEUES_FOR", value_name = "TYPE", value_delimiter = ',')]
     open_queues_for: Vec<ScriptType>,
-    /// TOML file of what jobs may do, by their context. Read again when it changes, and on SIGHUP
+    /// TOML file with the policy: what jobs may do, by context. Read again when it changes, and on SIGHUP
     #[arg(long, env = "MYCORA_POLICY", value_name = "FILE")]
     policy: Option<PathBuf>,
-    /// Coordinators whose jobs are taken where the policy names none, by their root keys: 64 hex digits, as `mycora pki root` shows
-    /// them. Without any, and without a policy that names some, no jobs are taken
+    /// Root keys of coordinators whose jobs are accepted where the policy names none: 64 hex digits, as `mycora pki root` shows
+    /// them. Without any, and without a policy that names some, no jobs are accepted
     #[arg(long = "coordinator", env = "MYCORA_COORDINATOR", value_name = "KEY", value_delimiter = ',')]
     coordinators: Vec<VerifyingKey>,
-    /// Free bytes of the work directory's file system below a quarter of which no job is taken, as its instances are told; 0:
-    /// never [default: 1 GiB, or 5 % of a file system where that is less]
+    /// Free bytes that the work directory's file system should keep, the same as for its instances: below a quarter of it no job is
+    /// accepted; 0 accepts always [default: 1 GiB, or 5 % of a file system where that is less]
     #[arg(long, env = "MYCORA_DISK_FLOOR", value_name = "BYTES")]
     disk_floor: Option<u64>,
-    /// Scripts, files and outputs that are kept, beside those that are needed
+    /// Maximum size of kept scripts, files and outputs, beside those in use
     #[arg(long, env = "MYCORA_BLOBS_MAX_MIB", value_name = "MIB", default_value_t = BLOB_BYTES_DEFAULT / MIB)]
     blobs_max_mib: u64,
     /// How long logs are kept
     #[arg(long, env = "MYCORA_LOGS_MAX_DAYS", value_name = "DAYS", default_value_t = 7)]
     logs_max_days: u32,
-    /// Logs that are kept
+    /// Maximum size of all kept logs
     #[arg(long, env = "MYCORA_LOGS_MAX_MIB", value_name = "MIB", default_value_t = 2048)]
     logs_max_mib: u64,
-    /// Logs that are kept of one context
+    /// Maximum size of kept logs of one context
     #[arg(long, env = "MYCORA_CONTEXT_LOGS_MAX_MIB", value_name = "MIB", default_value_t = 256)]
     context_logs_max_mib: u64,
 }

@@ -1,5 +1,5 @@
-//! Attempts that were refused lately. Their coordinator takes the refusal for their end and goes on to the next attempt,
-//! so they must not be accepted when a message is repeated, though there is room by now.
+//! Attempts that were refused recently. Their coordinator takes the refusal as their end and continues with the next attempt,
+//! so they must not be accepted from a repeated message, even if there is room by then.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,7 +10,7 @@ use mycelium::JsonRpcError;
 /// Refusals that are remembered; the oldest are forgotten first. As many as messages that one router holds.
 const REFUSED_MAX: usize = 10_000;
 
-/// The attempts, each with the coordinator that offered it. Clones are the same.
+/// The attempts, each with the coordinator that offered it. Clones share them.
 #[derive(Debug, Clone, Default)]
 pub struct RefusedAttempts(Arc<Mutex<RefusalCache>>);
 
@@ -21,8 +21,8 @@ struct RefusalCache {
 }
 
 impl RefusedAttempts {
-    /// Remembers a refusal that would not be one later. Where the coordinator is to offer the attempt again, it is none, and
-    /// what can never be taken is judged each time.
+    /// Remembers a refusal whose cause may pass. Not remembered are refusals after which the coordinator offers the same attempt
+    /// again, and lasting ones, which are decided each time.
     pub fn note(&self, coordinator: &str, key: JobKey, refusal: &JsonRpcError) {
         if refusal.is_lasting() || matches!(refusal.reason(), "UNAVAILABLE" | "BUSY") {
             return;
@@ -39,7 +39,7 @@ impl RefusedAttempts {
         }
     }
 
-    /// How an attempt was refused.
+    /// Returns the refusal of an attempt, if there was one.
     #[must_use]
     pub fn get(&self, coordinator: &str, key: JobKey) -> Option<JsonRpcError> {
         let refusals = self.0.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,4 +1,4 @@
-//! Reading back of jobs: how they ended, and what they printed.
+//! Results and logs of jobs, read back for coordinators and operators.
 
 use std::io;
 
@@ -8,7 +8,7 @@ use queue::QueueJobStatus;
 
 use crate::coordinator_requests::SupervisorState;
 
-/// Why nothing can be read of a job.
+/// Why the result or the log of a job cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum JobReadError {
     /// The attempt is not known here, or not any more.
@@ -17,20 +17,20 @@ pub enum JobReadError {
     /// The attempt is known, and its log is gone.
     #[error("the log of attempt {0} is not kept any more")]
     Gone(JobKey),
-    /// Redis gives trouble.
+    /// Redis failed.
     #[error("the supervisor's store does not answer")]
     Store(#[source] kv::Error),
-    /// The file gives trouble.
+    /// The file cannot be read.
     #[error("the log of attempt {key} cannot be read")]
     File {
-        /// Which.
+        /// Attempt whose log cannot be read.
         key: JobKey,
-        /// Why.
+        /// Error of the file system.
         source: io::Error,
     },
 }
 
-/// How a job ended, or where it stands.
+/// Returns how a job ended, or its current state.
 ///
 /// # Errors
 /// A [`JobReadError`].
@@ -40,7 +40,7 @@ pub async fn result(supervisor: &SupervisorState, key: JobKey) -> Result<JobResu
     Ok(JobResult { state: state.status.as_str().to_owned(), end: state.end.map(Box::new) })
 }
 
-/// A piece of what a job printed; `limit` as in [`model::supervision::JobLogs`].
+/// Returns a piece of a job's log; `limit` as in [`model::supervision::JobLogs`].
 ///
 /// # Errors
 /// A [`JobReadError`].
@@ -50,7 +50,7 @@ pub async fn log(
     offset: u64,
     limit: u32,
 ) -> Result<JobLogPiece, JobReadError> {
-    // Asked first: the log of one that has ended by now is whole.
+    // The state is read first: if the attempt has ended by now, its log is complete.
     let state = supervisor.queue.status(key).await.map_err(JobReadError::Store)?;
     let ended = !matches!(
         state.as_ref().map(|state| state.status),

@@ -1,6 +1,6 @@
-//! Events that could not be told yet: each job waits for itself.
+//! Retry queue for events that could not be delivered yet, with a back-off per job.
 //!
-//! Later events of such a job wait behind it, so that its coordinator hears them in their order.
+//! Later events of a job wait behind its failed one, so that its coordinator receives them in order.
 //! Other jobs are not held up.
 
 use std::collections::HashMap;
@@ -10,7 +10,7 @@ use backoff::ExponentialBackoff;
 use model::JobKey;
 use queue::QueueEvent;
 
-/// How long it waits at most.
+/// Longest pause before a job's events are retried.
 pub(crate) const RETRY_MAX: Duration = Duration::from_secs(2);
 
 /// The jobs that wait.
@@ -20,20 +20,20 @@ pub(crate) struct RetryQueue(HashMap<JobKey, RetryingJob>);
 struct RetryingJob {
     events: Vec<QueueEvent>,
     backoff: ExponentialBackoff,
-    /// When it is told again; nothing while it is being told.
+    /// Time of the next retry; nothing while one is under way.
     due: Option<Instant>,
 }
 
 impl RetryQueue {
-    /// Keeps an event whose job waits; gives back any other.
+    /// Keeps an event whose job waits for a retry; returns any other.
     pub(crate) fn defer(&mut self, event: QueueEvent) -> Option<QueueEvent> {
         let Some(job) = self.0.get_mut(&event.job_key) else { return Some(event) };
         job.events.push(event);
         None
     }
 
-    /// Some events were told: those of jobs that waited are `retried`, `failed` have to be told again.
-    /// Gives the events that need not wait any longer.
+    /// Records the results of a batch: `retried` are its jobs that had failed before, `failed` its events that need a retry.
+    /// Returns the events that need not wait any longer.
     pub(crate) fn record_results(
         &mut self,
         retried: &[JobKey],

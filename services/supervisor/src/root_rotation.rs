@@ -24,14 +24,14 @@ pub(crate) enum CoordinatorRotationError {
     /// The policy names the old root, and not the new one.
     #[error(transparent)]
     Policy(PolicyDenial),
-    /// Another came after the old one, or the new one was succeeded itself.
+    /// The old root already has another successor, or the new one was succeeded itself.
     #[error("{0}")]
     Succeeded(String),
-    /// Nothing is bound to the old one.
+    /// No context is bound to the old root.
     #[error("no context is bound to coordinator {0} here")]
     Unknown(String),
-    /// The store gives trouble. May be repeated.
-    #[error("the supervisor's store gives trouble")]
+    /// The store failed. May be repeated.
+    #[error("the supervisor's store failed")]
     Store(#[source] kv::Error),
 }
 
@@ -45,11 +45,11 @@ impl CoordinatorRotationError {
 }
 
 impl SupervisorState {
-    /// Has one root take the place of another: the old one is refused at once, and then everything of it is passed on. May be
+    /// Replaces one root by another: the old root is refused at once, and then everything bound to it is transferred. May be
     /// repeated.
     ///
     /// # Errors
-    /// [`CoordinatorRotationError`]; after [`CoordinatorRotationError::Store`] not everything may have been passed on.
+    /// [`CoordinatorRotationError`]; after [`CoordinatorRotationError::Store`] the transfer may be incomplete.
     pub(crate) async fn succeed(
         &self,
         old: &str,
@@ -70,7 +70,13 @@ impl SupervisorState {
         let passed = self.queue.transfer_bindings(old, new).await.map_err(CoordinatorRotationError::of)?;
         if passed != RootTransferCounts::default() {
             let RootTransferCounts { contexts, jobs } = passed;
-            tracing::info!(old, new, contexts, jobs, "what was bound to a root was passed on");
+            tracing::info!(
+                old,
+                new,
+                contexts,
+                jobs,
+                "everything bound to the old root was transferred to the new one"
+            );
         }
         Ok(passed)
     }
@@ -81,29 +87,29 @@ impl SupervisorState {
     }
 }
 
-/// Answers a coordinator that says that it has this root now.
+/// Answers a coordinator that announces this root as its new one.
 pub(crate) async fn announced(
     supervisor: &SupervisorState,
     root: &str,
     request: &JsonRpcRequest,
 ) -> JsonRpcResult {
     let succession = read(request).map_err(|refusal| {
-        tracing::warn!(coordinator = root, %refusal, "a change of root was not taken");
+        tracing::warn!(coordinator = root, %refusal, "a change of root was refused");
         JsonRpcError::refused(refusal.code(), true, refusal.to_string())
     })?;
     if succession.current_root().to_string() != root {
         let message =
             format!("these changes lead to {}, and {root} has signed the request", succession.current_root());
-        tracing::warn!(coordinator = root, message, "a change of root was not taken");
+        tracing::warn!(coordinator = root, message, "a change of root was refused");
         return Err(JsonRpcError::refused("WRONG_ROOT", true, message));
     }
     let mut contexts = 0;
-    // The last change first: what came before a root is noted to lead to the one after it.
+    // The last change goes first: the predecessors of a root are noted to lead to its successor.
     for old in succession.retired_roots().iter().rev() {
         let old = old.to_string();
         match supervisor.succeed(&old, root, RotationAuthority::Root).await {
             Ok(passed) => contexts += passed.contexts,
-            // Of a root that was never here there is nothing to pass on.
+            // A root that was never here has nothing to transfer.
             Err(CoordinatorRotationError::Unknown(_)) => {}
             Err(CoordinatorRotationError::Store(error)) => return Err(unavailable(error)),
             Err(error @ CoordinatorRotationError::Policy(_)) => {
@@ -111,7 +117,7 @@ pub(crate) async fn announced(
                 return Err(JsonRpcError::refused("POLICY_REFUSED", false, error.to_string()));
             }
             Err(error @ CoordinatorRotationError::Succeeded(_)) => {
-                tracing::warn!(old, new = root, %error, "a change of root was not taken");
+                tracing::warn!(old, new = root, %error, "a change of root was refused");
                 return Err(JsonRpcError::refused("ROOT_SUCCEEDED", true, error.to_string()));
             }
         }
@@ -125,7 +131,7 @@ fn read(request: &JsonRpcRequest) -> Result<RootChain, Refusal> {
     RootChain::read(&changes.collect::<Result<Vec<_>, _>>()?)
 }
 
-/// Returns the check for successors of a root that is listened to: recorded, or proven by the first message.
+/// Returns the check for successors of an accepted root: recorded, or proven by the first message.
 pub(crate) fn successor_check(coordinators: Coordinators) -> SuccessorCheck {
     Arc::new(move |known: &VerifyingKey, heard: &OpenedEnvelope| {
         coordinators.current_root(&known.to_string()) == heard.root.to_string()
@@ -135,7 +141,7 @@ pub(crate) fn successor_check(coordinators: Coordinators) -> SuccessorCheck {
     })
 }
 
-/// The changes of root in a payload that says nothing else.
+/// Returns the changes of root in a payload that holds nothing else.
 fn announcement(heard: &OpenedEnvelope) -> Option<RootChain> {
     let Ok(JsonRpcPayload::Single(Ok(JsonRpcMessage::Request(request)))) = parse(&heard.body) else {
         return None;
@@ -143,7 +149,7 @@ fn announcement(heard: &OpenedEnvelope) -> Option<RootChain> {
     (request.method == method::COORDINATOR_SUCCEED).then(|| read(&request).ok()).flatten()
 }
 
-/// Learns which roots were succeeded, and goes on with what an earlier start broke off.
+/// Reads which roots were succeeded, and continues transfers that were interrupted before this start.
 pub(crate) async fn restore(supervisor: &SupervisorState) {
     let restoring = async || {
         supervisor.queue.index_contexts().await?;
@@ -154,7 +160,7 @@ pub(crate) async fn restore(supervisor: &SupervisorState) {
         Ok::<_, kv::Error>(())
     };
     while let Err(error) = restoring().await {
-        tracing::warn!(%error, "the roots of coordinators are not known yet");
+        tracing::warn!(%error, "the succeeded roots cannot be read yet; retrying");
         tokio::time::sleep(STORE_RETRY).await;
     }
 }

@@ -1,4 +1,4 @@
-//! The gRPC front: envelopes in and out, and what people ask.
+//! The gRPC front end: streams of envelopes for gateways, and calls by operators.
 
 mod attempts;
 
@@ -53,15 +53,15 @@ pub const PUBLIC_POLICY: PolicyTable<'static> = &[
     ("/mycora.v1.SupervisorService/SucceedCoordinator", &[Allow::Admin]),
 ];
 
-/// How long WaitAttempt waits when it is not said.
+/// Time limit of WaitAttempt unless the request has one.
 const WAIT_SECS_DEFAULT: u32 = 30;
-/// How long it waits at most: less than a call may take.
+/// Maximum time limit of WaitAttempt: less than a call may take.
 const WAIT_SECS_MAX: u32 = 50;
-/// When to try again what the store has no room for.
+/// Delay after which a request that the full store rejected should be retried.
 const STORE_FULL_RETRY: Duration = Duration::from_secs(5);
 /// Seconds that a stopped script gets to end by itself, unless the request says otherwise.
 const STOP_GRACE_SECS_DEFAULT: u32 = 5;
-/// Maximum of these seconds.
+/// Maximum of the grace period in seconds.
 const STOP_GRACE_SECS_MAX: u32 = 3600;
 /// Payloads that may wait to go out to one coordinator.
 const OUTBOX_LEN: usize = 64;
@@ -79,7 +79,7 @@ impl SupervisorRpc {
         Self { supervisor, stop }
     }
 
-    /// The turn of a request; nothing when it was done before.
+    /// Takes the lock for a request; returns nothing when the request was carried out before.
     async fn turn<'a>(
         &'a self,
         request_id: &'a str,
@@ -120,7 +120,7 @@ impl SupervisorService for SupervisorRpc {
         let peer = JsonRpcPeer::new(outbox, intake);
         let key = self.supervisor.signer.root().to_string();
         let welcome = attach_response::Frame::Welcome(AttachWelcome { key });
-        // There is room for one, and nobody else sends.
+        // There is room for one frame, and nothing else was sent yet.
         outgoing.try_send(Ok(AttachResponse { frame: Some(welcome) })).ok();
         let (supervisor, stop) = (self.supervisor.clone(), self.stop.clone());
         tokio::spawn(async move {
@@ -252,7 +252,7 @@ impl SupervisorService for SupervisorRpc {
             violations.add("grace_secs", format!("at most {STOP_GRACE_SECS_MAX} are allowed"));
         }
         let key = violations.into_result(key).map_err(Error::from)?;
-        // Stopping what is not known would refuse it for a day.
+        // Stopping an unknown attempt would make the supervisor refuse it for a day.
         attempts::found(key, self.supervisor.attempt(key).await)?;
         if let Some(turn) = self.turn(&request_id, &format!("stop {key} {grace_secs}")).await? {
             let stopped = self.supervisor.queue.stop_all(&[(key, grace_secs)]).await;
@@ -279,8 +279,8 @@ impl SupervisorService for SupervisorRpc {
             tokio::select! {
                 () = attempts::send_log(&supervisor, key, first, (follow, listener), &pieces) => {}
                 () = stop.cancelled() => {
-                    let ending = Error::unavailable(RpcReason::Draining, "the supervisor is ending; go on from the last piece");
-                    // Whoever does not read does not need the reason.
+                    let ending = Error::unavailable(RpcReason::Draining, "the supervisor is ending; resume after the last piece");
+                    // A caller that does not read does not need the reason.
                     let _ = pieces.try_send(Err(ending.into()));
                 }
             }
@@ -374,14 +374,14 @@ async fn receive(
         match requests.message().await {
             Ok(Some(AttachRequest { frame: Some(attach_request::Frame::Envelope(envelope)) })) => {
                 let opened = conversation.open(envelope_convert::from_wire(envelope), Timestamp::now());
-                // Not before it has signed something: until then anybody may say that they are it.
+                // Only after it has signed a message: until then anyone may claim to be this coordinator.
                 if !arrived && opened.is_ok() {
                     supervisor.coordinators.connected(coordinator, peer);
                     arrived = true;
                 }
                 peer.receive_opened(opened, Receipt::default());
             }
-            Ok(Some(_)) => tracing::debug!("a frame of an attachment that says nothing was ignored"),
+            Ok(Some(_)) => tracing::debug!("an empty frame of an attachment was ignored"),
             Ok(None) => return,
             Err(status) => {
                 tracing::debug!(%status, "an attachment broke off");

@@ -15,19 +15,19 @@ pub struct WorkDir {
 }
 
 impl WorkDir {
-    /// Below this directory; nothing is made yet.
+    /// Creates the paths below this directory; makes no directories.
     #[must_use]
     pub fn new(root: &Path) -> Self {
         Self { root: root.to_owned() }
     }
 
-    /// Where blobs are.
+    /// Returns the directory of blobs.
     #[must_use]
     pub fn blobs(&self) -> PathBuf {
         work_dir::blobs_dir(&self.root)
     }
 
-    /// Where logs are.
+    /// Returns the directory of logs.
     #[must_use]
     pub fn logs(&self) -> PathBuf {
         work_dir::logs_dir(&self.root)
@@ -42,12 +42,12 @@ impl WorkDir {
     /// Removes everything of a context.
     ///
     /// # Errors
-    /// Names what cannot be removed; may be repeated.
+    /// The path that cannot be removed, and why; may be repeated.
     pub async fn drop_context(&self, context: ContextUid) -> Result<(), (PathBuf, io::Error)> {
         for part in [work_dir::blobs_dir, work_dir::logs_dir, work_dir::contexts_dir] {
             let path = part(&self.root).join(context.to_string());
             let removed = path.clone();
-            // Scripts may have left anything there.
+            // Scripts may have left any kind of file or permissions there.
             match blocking(move || sandbox::tree::remove(&removed)).await {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err((path, error)),
                 _ => {}
@@ -67,8 +67,7 @@ pub(crate) struct ContextFile {
     pub(crate) bytes: u64,
 }
 
-/// Every file below the directories of contexts in `root`. Links and anything else are no concern of ours.
-/// Blocks while it works.
+/// Lists every regular file below the directories of contexts in `root`; skips links and other kinds. Blocks.
 pub(crate) fn kept(root: &Path) -> io::Result<Vec<ContextFile>> {
     let mut all = Vec::new();
     for dir in entries(root)? {
@@ -77,7 +76,7 @@ pub(crate) fn kept(root: &Path) -> io::Result<Vec<ContextFile>> {
             continue;
         };
         for file in entries(&dir.path())? {
-            // What vanishes meanwhile is gone.
+            // A file that vanishes meanwhile is skipped.
             let Ok(about) = file.metadata() else { continue };
             if about.is_file() {
                 let (name, path) = (file.file_name(), file.path());
@@ -99,7 +98,7 @@ fn entries(dir: &Path) -> io::Result<Vec<std::fs::DirEntry>> {
     }
 }
 
-/// Waits for blocking work on files; should it panic, so does this.
+/// Runs blocking work on files; a panic in it propagates.
 pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     match tokio::task::spawn_blocking(work).await {
         Ok(done) => done,

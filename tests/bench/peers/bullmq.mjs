@@ -1,7 +1,7 @@
 // The loads of the bench on BullMQ, over the Redis at a socket.
 //
 //   node bullmq.mjs worker SOCKET    does the jobs, which do nothing, until its input ends
-//   node bullmq.mjs client SOCKET    is told one load a line, and answers with one line of figures
+//   node bullmq.mjs client SOCKET    reads one load a line, and answers with one line of figures
 import { createInterface } from "node:readline";
 import { FlowProducer, Queue, QueueEvents, Worker } from "bullmq";
 
@@ -12,7 +12,7 @@ const AT_ONCE = 16;
 const [role, path] = process.argv.slice(2);
 const connection = { path, maxRetriesPerRequest: null };
 
-// Whoever waits for an answer sees the end of this process.
+// A caller that waits for an answer sees the end of this process.
 const end = (error) => {
   console.error(error);
   process.exit(1);

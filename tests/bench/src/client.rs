@@ -32,7 +32,7 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    /// Connects as the profile says.
+    /// Connects with the profile.
     pub(crate) fn connect(profile: &Profile) -> Result<Self, Error> {
         let channel = profile.channel_to(ApiService::Scheduler)?;
         let runners = RunnerServiceClient::new(profile.channel_to(ApiService::RunnerRegistry)?);

@@ -162,7 +162,7 @@ fn spawn(dir: &Path, service: &str, number: u16) -> Result<Child, Error> {
     let program = std::env::current_exe()?.with_file_name(format!("mycora-{service}"));
     let pki = |ending: &str| -> PathBuf { dir.join("pki").join(format!("{service}.{ending}")) };
     let log = std::fs::File::create(dir.join(format!("{service}-{number}.log")))?;
-    // A supervisor listens; a runner only tells operators how it is.
+    // A supervisor listens; a runner only reports its health to operators.
     let ops = FIRST_PORT + 100 + number + if service == "runner" { 50 } else { 0 };
     let child = Command::new(program)
         .env("MYCORA_LISTEN", format!("127.0.0.1:{}", FIRST_PORT + number))

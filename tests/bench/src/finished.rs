@@ -11,7 +11,7 @@ use crate::report::Report;
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
-/// Flows, unless somebody names a number.
+/// Default number of flows.
 pub(crate) const FINISHED: u32 = 60_000;
 /// The memory is read so many times on the way.
 const PARTS: u32 = 6;

@@ -23,7 +23,7 @@ impl Report {
         Self { machine, setting, rows: Vec::new() }
     }
 
-    /// Replaces the line that says what was measured.
+    /// Replaces the line that describes what was measured.
     pub(crate) const fn of(mut self, setting: &'static str) -> Self {
         self.setting = setting;
         self

@@ -20,7 +20,7 @@ use entrant::Entrant;
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
-/// Rounds, unless somebody names a number.
+/// Default number of rounds.
 pub(crate) const ROUNDS: usize = 5;
 
 /// Something that is done.

@@ -9,7 +9,7 @@ use crate::processes::Stat;
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
-/// A Redis that can be asked what it has counted.
+/// A Redis whose counters can be read.
 #[derive(Debug, Clone)]
 pub(crate) struct Redis {
     pub(crate) socket: PathBuf,
@@ -32,7 +32,7 @@ pub(crate) struct Counts {
 }
 
 impl Redis {
-    /// Asks for what it has counted so far. The asking itself is a command more.
+    /// Reads its counters so far. Reading them is one more command.
     pub(crate) fn counts(&self) -> Result<Counts, Error> {
         let mut command = Command::new("redis-cli");
         command.arg("-s").arg(&self.socket).args(["info", "everything"]);
@@ -75,8 +75,8 @@ impl Counts {
     }
 }
 
-/// Processor time that processes have used, each with everything that it has started but for the others of them. Of those that
-/// have ended it counts what somebody has waited for.
+/// Processor time that processes have used, each with everything that it has started but for the others of them. Time of an
+/// ended child counts once its parent has waited for it.
 pub(crate) fn processor_times(pids: &[u32]) -> Result<Vec<Duration>, Error> {
     let mut children: HashMap<u32, Vec<u32>> = HashMap::new();
     let mut spent: HashMap<u32, Duration> = HashMap::new();

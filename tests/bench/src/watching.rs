@@ -19,7 +19,7 @@ use crate::report::Report;
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
-/// Flows under way, unless somebody names a number.
+/// Default number of flows under way.
 pub(crate) const FLOWS: u32 = 10_000;
 const AT_ONCE: usize = 64;
 /// Flows that end one after the other while all others wait.
@@ -34,7 +34,7 @@ pub(crate) struct Watched {
     pub(crate) used: [(Duration, Duration); 2],
     /// How long that took for all of them.
     pub(crate) took: [Duration; 2],
-    /// From the commit of an end to the word of it: one at a time, and all at once.
+    /// From the commit of an end to its notification: one at a time, and all at once.
     pub(crate) delays: [Vec<Duration>; 2],
     /// The snapshot of all of them.
     pub(crate) snapshot: Duration,
@@ -44,7 +44,7 @@ pub(crate) struct Watched {
     pub(crate) events_bytes: u64,
 }
 
-/// Ends flows in an all-in-one, once while nobody watches and once while one client watches all.
+/// Ends flows in an all-in-one, once without a watcher and once while one client watches all.
 pub(crate) async fn measure(report: &mut Report, flows: u32) -> Result<(), Error> {
     let dir = tempfile::Builder::new().prefix("mycora-bench-").tempdir()?;
     let suite = AllInOne::start(dir.path())?;
@@ -118,7 +118,7 @@ async fn snapshot(answers: &mut Streaming<WatchFlowsResponse>) -> Result<BTreeSe
     Err("the watch ended".into())
 }
 
-/// How late so many ends are told.
+/// How late this many ends are reported.
 async fn ends(answers: &mut Streaming<WatchFlowsResponse>, count: usize) -> Result<Vec<Duration>, Error> {
     let mut delays = Vec::with_capacity(count);
     while delays.len() < count {
@@ -153,7 +153,7 @@ async fn signal_all(client: &Client, flows: impl IntoIterator<Item = u32>) -> Re
     Ok(())
 }
 
-/// Waits until none of the flows is open: nearly all have ended when it is asked.
+/// Waits until none of the flows is open: nearly all have ended when it is called.
 async fn ended_all(client: &Client) -> Result<(), Error> {
     let mut answers = watch(client, FlowSnapshot::Open).await?;
     let mut open = snapshot(&mut answers).await?;

@@ -51,7 +51,7 @@ impl Identity {
     }
 }
 
-/// The address of whoever has this key.
+/// The address of the node with this key.
 pub(crate) fn ip_of(key: &[u8; 32]) -> Ipv6Addr {
     let hash: [u8; 32] = Sha256::digest(key).into();
     let mut octets = [0; 16];

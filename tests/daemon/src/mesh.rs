@@ -40,7 +40,7 @@ struct Shared {
     links: Mutex<BTreeMap<u64, mpsc::Sender<Packet>>>,
     next: AtomicU64,
     neighbors: Mutex<Vec<Neighbor>>,
-    /// Keys that were heard of, by their address.
+    /// Known keys, by their address.
     known: Mutex<HashMap<IpAddr, [u8; 32]>>,
 }
 

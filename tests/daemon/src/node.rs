@@ -106,13 +106,13 @@ pub(crate) struct Boxes {
 }
 
 impl Node {
-    /// A node of an overlay within this process. Has to be made within a runtime.
+    /// A node of an overlay within this process. Must be created within a runtime.
     #[must_use]
     pub fn on_overlay(identity: Identity, traps: Traps, clock: Clock, overlay: Overlay) -> Self {
         Self::new(identity, traps, clock, Medium::Overlay(overlay))
     }
 
-    /// A node that is joined with others by connections. Has to be made within a runtime.
+    /// A node that is joined with others by connections. Must be created within a runtime.
     #[must_use]
     pub fn on_mesh(identity: Identity, traps: Traps, mesh: Mesh) -> Self {
         Self::new(identity, traps, Clock::default(), Medium::Mesh(mesh))
@@ -292,7 +292,7 @@ impl Node {
             }
             let received = Received { from, message };
             if received.message.is_reply {
-                // Replies to what was never asked lie among the messages as well.
+                // Replies without a request are among the messages too.
                 let undelivered = match boxes.waiting.remove(&id) {
                     Some(waiting) => waiting.send(received).err(),
                     None => Some(received),
@@ -374,7 +374,7 @@ impl Node {
         let scatter = self.0.traps.reorders && matches!(what, What::Message(_));
         let packet = Packet { from: self.0.identity.key, to, hops: HOPS, what };
         let node = self.clone();
-        // Never from within a call: the other end may say something at once.
+        // Never from within a call: the other end may send something at once.
         self.0.runtime.spawn(async move {
             if scatter {
                 let by = SCATTER.mul_f64(rand::random());

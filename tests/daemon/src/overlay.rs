@@ -29,7 +29,7 @@ impl Overlay {
         self.state().nodes.remove(&identity.ip.into());
     }
 
-    /// Nothing reaches this node, and nothing that it says reaches others.
+    /// Nothing reaches this node, and nothing that it sends reaches others.
     pub fn cut(&self, identity: Identity) {
         self.state().cut.insert(identity.ip.into());
     }

@@ -30,7 +30,7 @@ impl MessageId {
 /// Something on its way.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Packet {
-    /// The key of whoever sent it; the overlay sees to it that this is true.
+    /// The key of its sender, which the overlay guarantees.
     pub(crate) from: [u8; 32],
     pub(crate) to: IpAddr,
     /// How many nodes may still pass it on.
@@ -48,7 +48,7 @@ pub(crate) enum What {
     Stuck(MessageId),
     /// Receipt: the message has been popped, or looked at.
     Read(MessageId),
-    /// Is anybody there? Stands for what piles up while nobody is.
+    /// A probe of the peer. It also stands for packets that pile up while the peer is absent.
     Knock,
     /// Answer to a knock.
     Here,

@@ -31,7 +31,7 @@ struct Api {
     lock: Mutex<()>,
 }
 
-/// Serves the API on a listener that does not block, as long as the handle lives. Has to be called within
+/// Serves the API on a listener that does not block, as long as the handle lives. Must be called within
 /// a runtime.
 ///
 /// # Errors

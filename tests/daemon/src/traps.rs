@@ -1,8 +1,8 @@
-//! The habits that cost somebody a day each.
+//! The habits of the real daemon that surprise its clients.
 
 use std::str::FromStr;
 
-/// Which of them are armed. All are, unless a test says otherwise: that is how the real daemon is.
+/// Which traps are armed. By default all are, as in the real daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Traps {
     /// Payloads of more than 1300 bytes whose last piece of 1300 would have 1 to 249 never arrive.
@@ -21,7 +21,7 @@ pub struct Traps {
     pub strangers: bool,
     /// Messages overtake each other.
     pub reorders: bool,
-    /// Twenty and more messages that wait for an absent node get stuck for good when it returns.
+    /// Twenty and more messages that wait for an absent node get stuck permanently when it returns.
     pub loss_on_return: bool,
 }
 

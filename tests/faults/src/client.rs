@@ -25,7 +25,7 @@ use crate::load;
 
 /// After so long an answer is taken for lost.
 const ANSWER_WITHIN: Duration = Duration::from_secs(3);
-/// After so long without a word a watch is asked anew: heartbeats come every 15 s.
+/// After this long a silent watch is reopened: heartbeats come every 15 s.
 const WORD_WITHIN: Duration = Duration::from_secs(20);
 /// Before the next try of what failed.
 const TRY_AGAIN: Duration = Duration::from_millis(50);
@@ -44,12 +44,12 @@ pub struct Clients {
     strange_doors: Vec<Flows>,
     witness: Witness,
     history: Arc<Mutex<History>>,
-    /// Everybody ends at once, whatever is still open.
+    /// All clients end at once, whatever is still open.
     over: CancellationToken,
 }
 
 impl Clients {
-    /// Clients that come in by these profiles. Has to be made within a runtime.
+    /// Clients that use these profiles. Must be created within a runtime.
     ///
     /// # Panics
     /// When a profile cannot be used.
@@ -140,7 +140,7 @@ impl Clients {
         }
     }
 
-    /// Calls as somebody who has no role, until everything is over.
+    /// Calls as an actor without a role, until everything is over.
     pub async fn intrude(&self, until: &CancellationToken) {
         let mut turn = 0_usize;
         while !until.is_cancelled() {
@@ -164,7 +164,7 @@ impl Clients {
         }
     }
 
-    /// Writes down how every flow stands, and what an uncut watch tells of each that was watched.
+    /// Records the state of every flow, and what an uninterrupted watch reports of each that was watched.
     pub async fn look(&self) {
         let flows = self.patiently(async |mut flows| all_flows(&mut flows).await).await;
         self.history().flows = flows.unwrap_or_default();
@@ -228,7 +228,7 @@ impl<'a> Watcher<'a> {
         Self { clients, door, drops, at: String::new(), watch }
     }
 
-    /// Watches until the flow has ended; says whether it has.
+    /// Watches until the flow has ended; returns whether it has.
     async fn watch(mut self) -> bool {
         let clients = self.clients;
         let _ = clients.over.run_until_cancelled(self.follow()).await;
@@ -295,7 +295,7 @@ impl<'a> Watcher<'a> {
                     self.watch.told.extend(change(&word));
                     changes += 1;
                 }
-                // Also in a snapshot: who comes after the end is told nothing else.
+                // Also in a snapshot: a watcher that comes after the end gets nothing else.
                 Some(Event::Flow(flow)) if has_ended(flow.status()) => {
                     self.watch.status = Some(flow.status().as_str_name().to_owned());
                 }

@@ -13,13 +13,13 @@ pub struct History {
     pub submissions: Vec<Submission>,
     /// Changes that each watcher was sent.
     pub watches: Vec<Watch>,
-    /// Calls of somebody who has no role in the context.
+    /// Calls of an actor without a role in the context.
     pub strangers: Vec<StrangerCall>,
     /// Lines that the scripts wrote, in the order of writing.
     pub witness: Vec<Line>,
     /// All flows as they stood at the end.
     pub flows: Vec<FinalFlow>,
-    /// Messages that were on their way when all flows had ended and time had passed; absent when nobody could count them.
+    /// Messages that were on their way when all flows had ended and time had passed; absent when they could not be counted.
     pub messages_left: Option<u64>,
     /// How many scripts may run at once.
     pub slots: usize,
@@ -82,7 +82,7 @@ pub struct Watch {
     pub from: String,
     /// The nodes in that: their numbers, states and attempts.
     pub snapshot: Vec<(u32, NodeState, u32)>,
-    /// The changes, in the order in which they were told.
+    /// The changes, in the order in which they were reported.
     pub told: Vec<Change>,
     /// Changes that an uninterrupted watcher is sent from the same position on, requested after the flow's end. They
     /// may begin with changes that the snapshot shows already.
@@ -93,11 +93,11 @@ pub struct Watch {
     pub breaks: Vec<String>,
     /// The status that the stream ended with; absent when it was still open when everything ended.
     pub status: Option<String>,
-    /// Why a position was refused, if one was: the watch began anew there.
+    /// Why a position was refused, if one was: the watch started over there.
     pub refused: Option<String>,
 }
 
-/// A change of a node, as a watch tells it.
+/// A change of a node, as a watch reports it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Change {
     /// Where to resume after it.
@@ -124,7 +124,7 @@ pub const fn rank(state: NodeState) -> u8 {
     }
 }
 
-/// A call of somebody who has no role in the context.
+/// A call of an actor without a role in the context.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StrangerCall {
     /// The method.

@@ -6,7 +6,7 @@ use testkit::Witness;
 use crate::draw::Draw;
 use crate::history::{PlannedFlow, PlannedJob};
 
-/// Tells what is drawn for the load from what is drawn for the schedule.
+/// Separates the random numbers of the load from those of the schedule.
 const PURPOSE: u64 = 2;
 /// A job that does what it should outlives everything but the death of its instance.
 const RETRIES: u32 = 100;
@@ -18,7 +18,7 @@ const WAITING_RETRIES: u32 = 8;
 const WAIT_MILLIS: u32 = 1_500;
 /// Milliseconds that a job takes, at most.
 const SHORT_MILLIS: u64 = 300;
-/// One job in so many takes a long time: what was to be given to one and is given to another goes on when the first hears of it.
+/// One job in so many takes a long time, so that it still runs when the runner it was meant for first learns that it went to another.
 const LONG_EACH: u64 = 4;
 /// Milliseconds that it takes more than others.
 const LONG_MILLIS: u64 = 1_500;
@@ -93,7 +93,7 @@ pub fn probe(seed: u64, number: u64) -> (String, PlannedFlow) {
     (name, PlannedFlow { jobs: vec![job] })
 }
 
-/// Returns the flow as a client submits it. Scripts tell the witness.
+/// Returns the flow as a client submits it. Scripts report to the witness.
 #[must_use]
 pub fn spec(name: &str, flow: &PlannedFlow, witness: &Witness) -> FlowSpec {
     let node = |job: &PlannedJob| {

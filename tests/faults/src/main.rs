@@ -1,4 +1,4 @@
-//! `make faults`: breaks suites by chance that can be repeated, and says whether they kept their promises.
+//! `make faults`: breaks suites by repeatable chance, and reports whether they kept their promises.
 //!
 //! - `MYCORA_FAULTS_SEEDS`: which, such as `3`, `1-10` or `1,5,9`; default 1-10
 //! - `MYCORA_FAULTS_COUNT`: faults of each seed; default 30
@@ -108,7 +108,7 @@ fn seeds(text: &str) -> Result<Vec<u64>, String> {
     if seeds.is_empty() { Err(bad()) } else { Ok(seeds) }
 }
 
-/// Writes what a run saw, and what the processes said.
+/// Writes the history of a run, and the logs of the processes.
 fn kept(outcome: &Outcome, keep: &Path) -> std::io::Result<PathBuf> {
     let dir = keep.join(format!("{}-{}", outcome.plan.form.as_str(), outcome.plan.seed));
     std::fs::create_dir_all(&dir)?;

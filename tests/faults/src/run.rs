@@ -21,9 +21,9 @@ use crate::suite::{Form, Suite, Who};
 const WORKERS: u64 = 6;
 /// Clients whose flows wait most of their time.
 const WAITING_WORKERS: u64 = 3;
-/// How often somebody looks whether a process has ended by itself.
+/// How often processes are checked for having ended by themselves.
 const LOOK_AFTER: Duration = Duration::from_millis(100);
-/// How the witness is told of a death: `start` with this name.
+/// How a death is reported to the witness: `start` with this name.
 const KILLED: &str = "killed";
 
 /// Plan of a run.
@@ -72,7 +72,7 @@ pub struct Recovery {
 }
 
 impl Outcome {
-    /// Lines in which a process tells that a part of it panicked.
+    /// Log lines that show that a part of a process panicked.
     #[must_use]
     pub fn panics(&self) -> Vec<&str> {
         let lines = self.outputs.iter().flat_map(|(_, output)| output.lines());
@@ -98,7 +98,7 @@ impl Outcome {
 /// Runs a plan. Needs a runtime of several threads.
 ///
 /// # Panics
-/// When the suite does not start, or cannot be broken as the plan says.
+/// When the suite does not start, or cannot be broken as planned.
 pub async fn run(plan: Plan) -> Outcome {
     let seed = plan.seed;
     let mut run = Run::start(plan).await;
@@ -170,7 +170,7 @@ impl Run {
         }
     }
 
-    /// Breaks something, mends it, and waits until the suite works again; says whether it does.
+    /// Breaks something, mends it, and waits until the suite works again; returns whether it does.
     async fn survive(&mut self, fault: Fault) -> bool {
         pause(fault.before).await;
         let ends_scripts = self.suite.ends_scripts(&fault);

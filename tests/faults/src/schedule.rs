@@ -6,7 +6,7 @@ use model::limits::LEASE_SECS;
 
 use crate::draw::Draw;
 
-/// Tells what is drawn for the schedule from what is drawn for the load.
+/// Separates the random numbers of the schedule from those of the load.
 const PURPOSE: u64 = 1;
 
 /// Kind of a fault.
@@ -14,7 +14,7 @@ const PURPOSE: u64 = 1;
 pub enum Kind {
     /// A process is killed without a warning, and started again.
     Kill,
-    /// A process is asked to end, and started again when it has.
+    /// A process is stopped gracefully, and started again when it has ended.
     Terminate,
     /// A process is stopped in its tracks, and goes on later.
     Stop,
@@ -154,11 +154,11 @@ pub fn schedule(seed: u64, targets: &Targets, kinds: &[Kind], count: usize) -> V
         };
         let before = Duration::from_millis(draw.between(50, 600));
         let lease = u64::from(LEASE_SECS) * 1000;
-        // Within what nobody takes for a death, and beyond it.
+        // Shorter than the time after which a process counts as dead, and longer.
         let long = draw.below(4) == 0;
         let lasts = Duration::from_millis(match kind {
             Kind::Hold => lease + draw.between(200, 2_000),
-            // What nobody took is found within a second, and is given to others: about when that happens, and while it is under way.
+            // Unclaimed work is found within a second and reassigned: about when that happens, and while it is in progress.
             Kind::HoldAnswers => draw.between(600, 2_400),
             _ if long => draw.between(lease - 1_000, lease + 3_000),
             _ => draw.between(50, 1_000),

@@ -48,7 +48,7 @@ impl Form {
 pub enum Who {
     /// Actor 1, admin of context 1.
     Admin,
-    /// Actor 2, whom nobody knows.
+    /// Actor 2, which is not registered.
     Stranger,
 }
 
@@ -94,7 +94,7 @@ impl Suite {
         self.form
     }
 
-    /// Where scripts say what they do.
+    /// Where scripts report what they do.
     #[must_use]
     pub fn witness(&self) -> Witness {
         Witness::new(self.dir.path())
@@ -146,7 +146,7 @@ impl Suite {
         self.redis.is_none() && fault.kind == Kind::RedisKill
     }
 
-    /// Makes a fault begin; says whether it did: what is about to be started again cannot be broken now.
+    /// Makes a fault begin; returns whether it did: what is about to be started again cannot be broken now.
     ///
     /// # Panics
     /// When its target cannot be broken.
@@ -231,7 +231,7 @@ impl Suite {
         ended
     }
 
-    /// Messages of context 1 that have not been settled; nothing when Redis does not say.
+    /// Messages of context 1 that have not been settled; `None` when Redis does not answer.
     #[must_use]
     pub fn messages_left(&self) -> Option<u64> {
         Some(self.ask_redis(&["ZCARD", "msg_out_coordinator"])? + self.ask_redis(&["LLEN", "msg_out"])?)
@@ -295,7 +295,7 @@ fn place(dir: &TempDir, disk: Option<&SmallDisk>) -> PathBuf {
     disk.map_or(dir.path(), SmallDisk::path).to_owned()
 }
 
-/// Issues a certificate to an identity that nobody registered.
+/// Issues a certificate to an identity that is not registered.
 fn issue_stranger(pki: &Path) {
     program::run("mycora", &["pki", "issue", "actor/2", "--dir", text(pki)]);
 }

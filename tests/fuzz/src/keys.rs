@@ -1,4 +1,4 @@
-//! Keys that are the same each time, so that what an input means never changes. They are nobody's.
+//! Keys that are the same each time, so that the meaning of an input never changes. They belong to no real actor.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;

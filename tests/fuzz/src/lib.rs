@@ -1,9 +1,9 @@
-//! Feeds every reader of outside bytes with what nobody would send.
+//! Feeds every reader of outside bytes with unexpected input.
 //!
 //! A [`Target`] takes any bytes, makes of them what its reader reads, and holds what comes out against what always holds:
 //! what was accepted means the same when it is written again, what was changed on its way is not accepted, and what is
-//! refused is refused in words without secrets. Where only what somebody has signed is accepted, the target signs what the
-//! bytes say, so that mutations reach what lies behind the signature.
+//! refused is refused in words without secrets. If only signed input is accepted, the target signs what the bytes
+//! contain, so that mutations reach the code behind the signature check.
 //!
 //! The same targets run in three ways: `tests/replay.rs` with every test run, over the corpus and some ten thousand
 //! mutations of it; `mycora-fuzz` on a stable compiler for as long as one likes; and libFuzzer (`make fuzz`), which sees
@@ -24,7 +24,7 @@ pub use targets::TARGETS;
 pub enum Verdict {
     /// The input means something.
     Accepted,
-    /// The input means nothing, and its sender would be told so.
+    /// The input is invalid, and its sender would get an error.
     Refused,
 }
 
@@ -56,7 +56,7 @@ impl Target {
     }
 }
 
-/// Fails when a text that somebody outside is told is too long, or tells what it must not.
+/// Fails when a text sent to outsiders is too long, or discloses what it must not.
 pub(crate) fn check_refusal(text: &str, chars_max: usize, secrets: &[&str]) {
     assert!(text.chars().count() <= chars_max, "a refusal of {} bytes: {text}", text.len());
     for secret in secrets {

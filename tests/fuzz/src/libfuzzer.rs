@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::mutation::{self, Random};
 use crate::{Target, Verdict};
 
-/// How often it says what became of the inputs.
+/// How often it reports the outcomes of the inputs.
 const TOLD_EVERY: u64 = 50_000;
 
 static ACCEPTED: AtomicU64 = AtomicU64::new(0);

@@ -96,7 +96,7 @@ fn insert(input: &mut Vec<u8>, at: usize, what: &[u8]) {
     drop(input.splice(at..at, what.iter().copied()));
 }
 
-/// Another word in the place of one that begins at or behind `at`.
+/// Another word replacing the one that begins at or behind `at`.
 fn replace_word(target: &Target, input: &mut Vec<u8>, at: usize, random: &mut Random) {
     let begins = |word: &&str| input[at..].starts_with(word.as_bytes());
     let Some(old) = target.words.iter().copied().filter(begins).max_by_key(|word| word.len()) else {

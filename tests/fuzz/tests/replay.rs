@@ -1,6 +1,6 @@
 //! Every target, over its corpus and some ten thousand mutations of it, on whatever compiler is at hand.
 //!
-//! `MYCORA_FUZZ_SEED` and `MYCORA_FUZZ_COUNT` say where the mutations begin and how many there are.
+//! `MYCORA_FUZZ_SEED` and `MYCORA_FUZZ_COUNT` set where the mutations begin and how many there are.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -10,7 +10,7 @@ use fuzz::{Target, Verdict};
 
 /// Mutations of each target.
 const COUNT: u64 = 10_000;
-/// Where they begin unless it is said.
+/// Where they begin by default.
 const SEED: u64 = 6;
 /// An input is not longer.
 const BYTES_MAX: usize = 8 * 1024;

@@ -78,7 +78,7 @@ pub(crate) fn by_role(stage: &Stage) -> [(usize, Caller); 6] {
     ]
 }
 
-/// Callers whom no method knows, with the reason that they are told.
+/// Callers unknown to every method, with the reason of their refusal.
 pub(crate) async fn unknown(stage: &Stage) -> Vec<(Caller, &'static str)> {
     let executor = Identity::Actor(ActorId(EXECUTOR));
     let mut all = vec![
@@ -96,14 +96,14 @@ pub(crate) async fn unknown(stage: &Stage) -> Vec<(Caller, &'static str)> {
 
 /// Returns the answer that such a caller has to get from a method.
 pub(crate) fn told(method: &str, caller: &Caller, reason: &'static str) -> &'static str {
-    // Whoever cannot even connect is told so by every method.
+    // A caller that cannot even connect is refused by every method.
     if reason == "PEER_UNAVAILABLE" {
         return reason;
     }
     if is_open(method) {
         return OK;
     }
-    // Gateways and supervisors have no methods for actors, and ask nobody who one is: an actor is refused whatever it shows.
+    // Gateways and supervisors have no methods for actors and do not look actors up: an actor is refused whatever it presents.
     let of_operators = ["GatewayService/", "GatewayLinkService/", "SupervisorService/"]
         .iter()
         .any(|name| method.starts_with(name));
@@ -111,7 +111,7 @@ pub(crate) fn told(method: &str, caller: &Caller, reason: &'static str) -> &'sta
     if of_operators && is_actor { NOT_ALLOWED } else { reason }
 }
 
-/// Methods that look at nobody.
+/// Methods that do not check their caller.
 pub(crate) fn is_open(method: &str) -> bool {
     method == "GatewayService/Deliver"
 }

@@ -17,7 +17,7 @@ use crate::suite::metric;
 
 const REFUSED: &str = "mycora_connections_refused_total";
 
-/// A client is told why by every service, whatever it makes of it; and the service counts it.
+/// Every service sends the client the reason of the refusal, and counts it.
 pub(crate) async fn ends_with_the_alert_that_says_why(stage: &Stage) {
     let executor = Identity::Actor(ActorId(EXECUTOR));
     let refused = [

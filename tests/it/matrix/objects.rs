@@ -185,7 +185,7 @@ async fn make(stage: &Stage, name: &str) -> Value {
         }
         "letter" => of_owner(stage, "MessageService/SendMessage").await["message"]["key"].clone(),
         "arrived" => settled(stage, READER, "MESSAGE_STATUS_ACKNOWLEDGED").await,
-        // It has no role where the letter is to go.
+        // It has no role in the context that receives the mail.
         "dead" => settled(stage, STRANGER, "MESSAGE_STATUS_ERROR").await,
         // Ours. The machine knows it from the jobs that it was given for the methods before.
         "coordinator" => stage.ask("GatewayService/GetGateway", json!({})).await["coordinator"].clone(),
@@ -220,7 +220,7 @@ async fn ended(stage: &Stage) -> Value {
     answer["flow"]["id"].clone()
 }
 
-/// A flow whose script runs until somebody tells of its end.
+/// A flow whose script runs until its end is reported.
 async fn running(stage: &Stage) -> Value {
     let mut submit = request("FlowService/SubmitFlow");
     submit["flow"]["nodes"][0]["job"]["script"]["text"] = "exec tail -f /dev/null".into();

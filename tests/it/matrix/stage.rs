@@ -32,7 +32,7 @@ const HOUR: Duration = Duration::from_secs(3600);
 pub(crate) struct Issued {
     pub(crate) certificate: PathBuf,
     pub(crate) key: PathBuf,
-    /// Our own servers are trusted with it, whoever signed it.
+    /// Our own servers are trusted with it, regardless of its signer.
     pub(crate) files: TlsFiles,
 }
 
@@ -40,7 +40,7 @@ pub(crate) struct Stage {
     processes: Processes,
     pub(crate) methods: Methods,
     pki: Pki,
-    /// Trusted by nobody.
+    /// Trusted by no server.
     other_pki: Pki,
     /// Where certificates are put.
     certificates: PathBuf,
@@ -155,7 +155,7 @@ impl Stage {
         TlsFiles::anonymous(self.pki.ca_file())
     }
 
-    /// A way to whoever hosts a service of the API, one for each certificate.
+    /// A channel to the host of each service of the API, one for each certificate.
     pub(crate) fn channel(&self, service: &str, tls: &TlsFiles) -> Channel {
         let host = host_of(service);
         let address = format!("https://127.0.0.1:{}", self.processes.port_of(host));
@@ -169,7 +169,7 @@ impl Stage {
         self.ask_as(Identity::Admin, method, body).await
     }
 
-    /// Calls as somebody for whom it must succeed.
+    /// Calls as a caller for whom it must succeed.
     pub(crate) async fn ask_as(&self, identity: Identity, method: &str, body: Value) -> Value {
         let answer = self.try_as(identity, method, &body).await;
         answer.unwrap_or_else(|status| panic!("{method} as {identity}: {status:?}\n{body}"))

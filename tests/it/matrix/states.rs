@@ -10,7 +10,7 @@ use super::objects;
 use super::stage::{ADMIN, ADMIN_ELSEWHERE, CONTEXT, EXECUTOR, READER, STRANGER, Stage};
 use crate::specs::rows;
 
-/// The method and the request of a row of the page, for an object that is made anew.
+/// The method and the request of a row of the page, for a newly made object.
 fn case(name: &str) -> (&'static str, Value) {
     let of_flow = |flow: &str| json!({"contextId": CONTEXT, "flowId": flow});
     let with = |mut body: Value, field: &str, value: Value| {

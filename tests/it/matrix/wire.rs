@@ -13,7 +13,7 @@ use tonic::{Request, Status, Streaming};
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(30);
 
 /// Public services that no server of these suites has: sagas are served by their own, which is tested beside it, and commands of
-/// aggregates by whoever keeps those.
+/// aggregates by an external aggregate service.
 const ELSEWHERE: [&str; 2] = ["SagaService", "CommandService"];
 
 /// Every method that the descriptors know.
@@ -31,7 +31,7 @@ impl Methods {
         methods
     }
 
-    /// Public methods that nobody serves here.
+    /// Public methods that no service here offers.
     pub(crate) fn elsewhere(&self) -> Vec<MethodDescriptor> {
         let mut methods = self.all("mycora.v1");
         methods.retain(|method| ELSEWHERE.contains(&method.parent_service().name()));

@@ -18,7 +18,7 @@ use crate::{
     StreamSettings, StreamState, StreamStorage,
 };
 
-/// Code of answers that a server gives while it starts, or is too busy.
+/// Status code of a server that is starting or too busy.
 const TRY_AGAIN: usize = 503;
 
 /// Answer to a request for a message.
@@ -115,17 +115,17 @@ pub(super) fn unpublished(what: String, error: &PublishError) -> BrokerError {
     }
 }
 
-/// Tells whether a request was refused because its consumer is not there, or not even the stream.
+/// Returns whether a request failed because its consumer, or its stream, does not exist.
 pub(super) fn is_consumer_missing(error: &Error) -> bool {
     error.error_code() == ErrorCode::CONSUMER_NOT_FOUND || is_stream_missing(error)
 }
 
-/// Tells whether a consumer was refused because its stream may have no more of them.
+/// Returns whether a consumer was refused because its stream may have no more of them.
 pub(super) fn is_full(error: &Error) -> bool {
     error.error_code() == ErrorCode::MAXIMUM_CONSUMERS_LIMIT
 }
 
-/// Tells whether a request was refused because its stream is not there.
+/// Returns whether a request failed because its stream does not exist.
 pub(super) fn is_stream_missing(error: &Error) -> bool {
     error.error_code() == ErrorCode::STREAM_NOT_FOUND
 }
@@ -218,7 +218,7 @@ fn unreadable(what: &str, why: &str) -> BrokerError {
     BrokerError::Unreadable { what: what.to_owned(), why: why.to_owned() }
 }
 
-/// Tells whether an answer came that is no JSON of the expected form.
+/// Returns whether an answer is not JSON of the expected form.
 fn is_unreadable(error: &(dyn std::error::Error + 'static)) -> bool {
     sources(error).any(|error| error.downcast_ref::<serde_json::Error>().is_some())
 }

@@ -1,8 +1,9 @@
 //! One connection after the other, each with a client of its own.
 //!
-//! The client of `async-nats` carries on by itself when its connection is lost. What it had queued it sends on the next one, behind
-//! messages that were lost on the way: so that a later message would be stored before an earlier one is sent again. Deliveries
-//! would go on in silence. So a client here has one connection: its way back leads nowhere, and what it had queued ends with it.
+//! The client of `async-nats` reconnects by itself. It would then send its queue on the new connection although earlier
+//! messages were lost with the old one, so a later message would be stored before an earlier one is sent again. Deliveries
+//! would continue silently. Here a client therefore has one connection: its reconnect address leads nowhere, and its queue
+//! is dropped with it.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
@@ -20,11 +21,11 @@ use super::{ANSWER_TIMEOUT, JetStreamLogin, JetStreamOptions};
 use crate::receipt::AckSink;
 use crate::{BrokerConnectionStatus, BrokerError};
 
-/// Address to which a client goes that has lost its connection: nothing listens on port 0.
+/// Reconnect address of a client that has lost its connection: nothing listens on port 0.
 const NOWHERE: &str = "nats://127.0.0.1:0";
-/// Time that one try to connect may take.
+/// Timeout of one attempt to connect.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Interval at which the server is asked for a sign of life. After two without an answer the connection is given up.
+/// Interval of pings to the server. After two without an answer the connection is closed.
 const PING_INTERVAL: Duration = Duration::from_secs(5);
 /// Longest pause between two tries.
 const PAUSE_MAX: Duration = Duration::from_secs(4);
@@ -32,9 +33,9 @@ const PAUSE_MAX: Duration = Duration::from_secs(4);
 const HEARTBEAT_MIN: Duration = Duration::from_millis(100);
 /// Commands that the client has not looked at yet.
 const COMMANDS_MAX: usize = 1024;
-/// Messages of one subscription that nobody has read yet; later ones are dropped.
+/// Unread messages of one subscription; later ones are dropped.
 const UNREAD_MAX: usize = 1024;
-/// Acknowledgements that are not sent yet.
+/// Acknowledgements that wait to be sent.
 const ACKNOWLEDGEMENTS_MAX: usize = 16 * 1024;
 /// Messages without an acknowledgement.
 const UNACKNOWLEDGED_MAX: usize = 16 * 1024;
@@ -53,7 +54,7 @@ struct Acknowledgement {
     payload: &'static [u8],
 }
 
-/// Sends acknowledgements behind whatever else is sent, until the connection ends.
+/// Sends acknowledgements after other queued messages, until the connection ends.
 async fn send_acknowledgements(client: Client, mut waiting: mpsc::Receiver<Acknowledgement>) {
     while let Some(Acknowledgement { subject, payload }) = waiting.recv().await {
         if client.publish(subject, Bytes::from_static(payload)).await.is_err() {
@@ -73,7 +74,7 @@ impl NatsLink {
         Err(BrokerError::Unavailable { what: what.to_owned(), why })
     }
 
-    /// Sends a message of which nobody says that it came.
+    /// Sends a message whose arrival is not confirmed.
     pub(super) async fn send(
         &self,
         what: &str,
@@ -97,13 +98,13 @@ impl NatsLink {
     }
 }
 
-/// Acknowledgements of what came over a connection. They hold no client: receipts may outlive it.
+/// Acknowledgements of messages that came over a connection. Holds no client: receipts may outlive it.
 pub(super) struct NatsAckSink(pub(super) Weak<NatsLink>);
 
 impl NatsAckSink {
     fn send(&self, subject: &str, payload: &'static [u8]) {
         if let Some(link) = self.0.upgrade() {
-            // One that does not fit the queue is dropped: acknowledgements are not believed anyway.
+            // One that does not fit the queue is dropped: correctness does not depend on acknowledgements.
             let _ = link.acknowledgements.try_send(Acknowledgement { subject: subject.to_owned(), payload });
         }
     }
@@ -125,7 +126,7 @@ enum NatsLinkState {
     Down(String),
 }
 
-/// Keeps a connection up, for as long as it lives.
+/// Keeps a connection open for as long as the connector exists.
 pub(super) struct Connector {
     state: watch::Receiver<NatsLinkState>,
     connection: watch::Receiver<BrokerConnectionStatus>,
@@ -150,7 +151,7 @@ impl Connector {
                 options.heartbeat
             )));
         }
-        // A URL may have a password in it, so it is named by its place.
+        // A URL may contain a password, so the error names it by its position.
         let parse = |(at, url): (usize, &String)| {
             url.parse().map_err(|error| refused(format!("URL {} cannot be read: {error}", at + 1)))
         };
@@ -203,7 +204,7 @@ impl Reconnector {
                     let begin = Instant::now();
                     // An error means that the client has ended, and its connection with it.
                     let _ = lost.await;
-                    // A server that hangs up at once is not called again without a pause.
+                    // A server that closes the connection at once is redialed only after a pause.
                     if begin.elapsed() > PAUSE_MAX {
                         backoff.reset();
                     }
@@ -232,13 +233,14 @@ impl Reconnector {
         });
     }
 
-    /// Makes a client for one connection, and gives what ends when the connection is lost.
+    /// Makes a client for one connection, and returns a receiver that ends when the connection is lost.
     async fn dial(&self, url: &ServerAddr) -> Result<(NatsLink, oneshot::Receiver<()>), String> {
         let (lost, is_lost) = oneshot::channel();
         let first_way = (url.clone(), lost);
         let (first_way, nowhere) = (Mutex::new(Some(first_way)), self.nowhere.clone());
         let lost = Mutex::new(None);
-        // Asked before every try: the first leads to the server, and the next comes when the connection is lost.
+        // Called before every attempt to connect: the first leads to the server, and the next means that the connection was
+        // lost.
         let way = move |_, _| {
             let first = first_way.lock().unwrap_or_else(PoisonError::into_inner).take();
             let mut lost = lost.lock().unwrap_or_else(PoisonError::into_inner);
@@ -264,7 +266,7 @@ impl Reconnector {
             .build(client.clone());
         let info = client.server_info();
         let (acknowledgements, waiting) = mpsc::channel(ACKNOWLEDGEMENTS_MAX);
-        // Ends with the link, or at the first acknowledgement behind the end of the connection.
+        // Ends with the link, or at the first acknowledgement after the end of the connection.
         tokio::spawn(send_acknowledgements(client.clone(), waiting));
         Ok((NatsLink { client, context, info, acknowledgements }, is_lost))
     }

@@ -21,7 +21,7 @@ use crate::{
 
 /// How long the server keeps a pull that it cannot fill.
 const PULL_EXPIRES: Duration = Duration::from_secs(30);
-/// Description of the status that ends a pull whose rest has no room for the next message.
+/// Description of the status that ends a pull whose remaining bytes do not fit the next message.
 const TOO_LARGE: &str = "Message Size Exceeds MaxBytes";
 /// Headers of heartbeats: number of the last delivery, and the sequence as far as the server has looked.
 const LAST_DELIVERY: &str = "Nats-Last-Consumer";
@@ -40,9 +40,9 @@ pub(super) struct PullSubscription {
     heartbeat: Duration,
     /// Pull that is under way.
     pull: Option<PendingPull>,
-    /// True when the next message is larger than there was room for: it is pulled alone, whatever its size.
+    /// True when the next message did not fit the last pull: it is pulled alone, whatever its size.
     is_large: bool,
-    /// Moment of the server's last sign of life.
+    /// Time of the last message or heartbeat from the server.
     heard: Instant,
     /// Progress that the server's last heartbeat reported; none since the last message.
     looked: Option<CursorProgress>,
@@ -79,7 +79,7 @@ impl PullSubscription {
         })
     }
 
-    /// Pulls as much as there is room for, unless a pull is under way.
+    /// Pulls as much as `room` allows, unless a pull is in flight.
     async fn pull(&mut self, room: PullLimit) -> Result<(), CursorError> {
         if self.pull.is_some() || !room.is_open() {
             return Ok(());
@@ -96,7 +96,7 @@ impl PullSubscription {
         }
         let subject = format!("$JS.API.CONSUMER.MSG.NEXT.{}", self.path);
         let sent = self.link.send("a pull", &subject, Some(&self.inbox), request.to_string().into()).await;
-        // Nothing is awaited between sending and this, so that a call that is dropped has either pulled or not.
+        // Nothing is awaited between sending and this, so a call that is dropped has either pulled or not.
         sent.map_err(|_| self.disconnected())?;
         self.pull = Some(PendingPull { missing: messages, has_come: false });
         self.is_large = false;
@@ -104,7 +104,7 @@ impl PullSubscription {
         Ok(())
     }
 
-    /// Waits for whatever comes next, as long as the server gives signs of life.
+    /// Waits for the next message or status, as long as the server sends heartbeats.
     async fn wait(&mut self) -> Result<Message, CursorError> {
         let patience = self.heartbeat * 2;
         let deadline = self.pull.is_some().then_some(self.heard + patience);
@@ -121,7 +121,7 @@ impl PullSubscription {
         }
     }
 
-    /// Asks why nothing comes: servers do not answer a pull of a consumer that is not there, or was deleted just now.
+    /// Finds out why nothing arrives: servers do not answer a pull for a consumer that is missing or was just deleted.
     async fn silence(&self, waited: Duration) -> CursorError {
         let consumer = self.consumer.clone();
         let subject = format!("CONSUMER.INFO.{}", self.path);
@@ -133,7 +133,7 @@ impl PullSubscription {
         }
     }
 
-    /// Reads what came: a message, or what the server says of the pull.
+    /// Reads an incoming message: a delivery, or a status of the pull.
     fn read(&mut self, message: Message) -> Result<Option<StreamDelivery>, CursorError> {
         self.heard = Instant::now();
         match message.status {
@@ -142,45 +142,45 @@ impl PullSubscription {
                 self.read_heartbeat(&message);
                 Ok(None)
             }
-            // Not found and timed out: nothing more comes of this pull.
+            // Not found and timed out: the pull has ended.
             Some(status) if matches!(status.as_u16(), 404 | 408) => {
                 self.pull = None;
                 Ok(None)
             }
             Some(StatusCode::NO_RESPONDERS) => Err(CursorError::Deleted { consumer: self.consumer.clone() }),
             Some(status) => {
-                let words = message.description.unwrap_or_default();
-                self.read_status(status, &words).map(|()| None)
+                let description = message.description.unwrap_or_default();
+                self.read_status(status, &description).map(|()| None)
             }
         }
     }
 
-    /// Notes how far the server has looked. It is believed once it has said so twice and delivered nothing between: what it had found
-    /// when it said so first would have come by then.
+    /// Notes how far the server has looked. A position counts once the server has reported it twice with no delivery
+    /// between: anything it had found by the first report would have arrived by then.
     fn read_heartbeat(&mut self, message: &Message) {
         let number = |name: &str| message.headers.as_ref()?.get(name)?.as_str().parse().ok();
         let (Some(count), Some(sequence)) = (number(LAST_DELIVERY), number(LAST_SEQUENCE)) else { return };
         let looked = CursorProgress { count, sequence };
         if let Some(before) = self.looked.replace(looked).filter(|before| before.count == count) {
             let passed = CursorProgress { count, sequence: before.sequence.min(sequence) };
-            self.passed.send_if_modified(|told| std::mem::replace(told, passed) != passed);
+            self.passed.send_if_modified(|progress| std::mem::replace(progress, passed) != passed);
         }
     }
 
-    fn read_status(&mut self, status: StatusCode, words: &str) -> Result<(), CursorError> {
-        if words.eq_ignore_ascii_case("Consumer Deleted") {
+    fn read_status(&mut self, status: StatusCode, description: &str) -> Result<(), CursorError> {
+        if description.eq_ignore_ascii_case("Consumer Deleted") {
             return Err(CursorError::Deleted { consumer: self.consumer.clone() });
         }
-        if words.eq_ignore_ascii_case(TOO_LARGE) {
-            // Without a message before it, the next one fits in no pull of this size.
+        if description.eq_ignore_ascii_case(TOO_LARGE) {
+            // No message preceded it, so the next one fits in no pull of this size.
             self.is_large = self.pull.take().is_some_and(|pull| !pull.has_come);
             return Ok(());
         }
-        if words.eq_ignore_ascii_case("Batch Completed") {
+        if description.eq_ignore_ascii_case("Batch Completed") {
             self.pull = None;
             return Ok(());
         }
-        Err(CursorError::Refused { consumer: self.consumer.clone(), why: format!("{status} {words}") })
+        Err(CursorError::Refused { consumer: self.consumer.clone(), why: format!("{status} {description}") })
     }
 
     fn read_message(&mut self, message: Message) -> Result<StreamDelivery, CursorError> {
@@ -220,7 +220,7 @@ impl PullSubscription {
 impl Deliveries for PullSubscription {
     async fn next(&mut self, room: PullLimit) -> Result<StreamDelivery, CursorError> {
         loop {
-            // What has come already is looked at first: it may end the pull that is under way.
+            // Messages that have already arrived are handled first: they may end the pull in flight.
             let message = match self.subscriber.next().now_or_never() {
                 Some(message) => message.ok_or_else(|| self.disconnected())?,
                 None => {

@@ -7,12 +7,12 @@ use futures_util::future::BoxFuture;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
-/// Tells a simulated broker the time, and wakes it.
+/// Clock of a simulated broker, which also wakes it.
 pub trait SimulationClock: Send + Sync + 'static {
     /// Milliseconds since 1970.
     fn now(&self) -> u64;
 
-    /// Waits until it is this moment, or later.
+    /// Waits until this time, or later.
     fn wait_until(&self, millis: u64) -> BoxFuture<'static, ()>;
 }
 
@@ -24,7 +24,7 @@ pub struct RuntimeClock {
 }
 
 impl RuntimeClock {
-    /// Begins with the time that it is.
+    /// Starts with the present time.
     #[must_use]
     pub fn new() -> Self {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -54,13 +54,13 @@ impl SimulationClock for RuntimeClock {
 pub struct ManualClock(Arc<watch::Sender<u64>>);
 
 impl ManualClock {
-    /// Begins with this moment, in milliseconds since 1970.
+    /// Starts with this time, in milliseconds since 1970.
     #[must_use]
     pub fn new(millis: u64) -> Self {
         Self(Arc::new(watch::Sender::new(millis)))
     }
 
-    /// Goes on by so many milliseconds, and wakes whoever waits for that.
+    /// Advances by this many milliseconds, and wakes the waiters whose time has come.
     pub fn advance(&self, millis: u64) {
         self.0.send_modify(|now| *now = now.saturating_add(millis));
     }

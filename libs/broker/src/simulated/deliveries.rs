@@ -48,7 +48,7 @@ impl SimulatedDeliveries {
             .map_or(DeliveryPoll::Nothing { due }, |delivered| DeliveryPoll::Came(Box::new(delivered))))
     }
 
-    /// Lets come what the pull has room for; gives when the next delivery would be repeated.
+    /// Delivers messages while the pull has room; returns when the next redelivery is due.
     fn fill(
         &mut self,
         world: &mut SimulatedServer,
@@ -68,7 +68,7 @@ impl SimulatedDeliveries {
             self.pull = PullLimit { messages: room.messages.min(PULL_MESSAGES_MAX), ..room };
         }
         while self.pull.is_open() {
-            // The first message comes whatever its size is.
+            // The first message is delivered whatever its size.
             let bytes = if self.came.is_empty() { usize::MAX } else { self.pull.bytes };
             let Some(taken) = consumer.take(&stream.messages, now, bytes) else { break };
             let message = taken.message;
@@ -93,7 +93,7 @@ impl SimulatedDeliveries {
         if let Some(passed) =
             consumer.scan_progress(&stream.messages, stream.last).filter(|_| self.came.is_empty())
         {
-            self.passed.send_if_modified(|told| std::mem::replace(told, passed) != passed);
+            self.passed.send_if_modified(|progress| std::mem::replace(progress, passed) != passed);
         }
         Ok(consumer.due())
     }
@@ -115,7 +115,7 @@ impl Deliveries for SimulatedDeliveries {
                 }
             };
             tokio::select! {
-                // An error means that the broker is gone, but a part of it is here.
+                // An error means that the broker was dropped, but `self` holds a part of it.
                 _ = changed.changed() => {}
                 () = repeat => {}
             }
@@ -145,7 +145,7 @@ impl SimulatedAckSink {
             };
             let is_open = world.connection.connected && world.connection.generation == self.generation;
             let stream = world.streams.get_mut(stream).filter(|_| is_open);
-            // A consumer of the same name that was made since hears it as well.
+            // A consumer that was recreated under the same name receives it as well.
             let consumer = stream.and_then(|stream| stream.consumers.get_mut(consumer));
             if let Some((consumer, sequence)) = consumer.zip(sequence.parse().ok()) {
                 how(consumer, sequence, now);

@@ -1,4 +1,4 @@
-//! Levers: what happens to a server and its connection, at the will of a test.
+//! Fault injection: tests decide what happens to a server and its connection.
 
 use serde_json::Value;
 
@@ -6,7 +6,7 @@ use super::SimulatedBroker;
 use super::server::{SimulatedConsumer, SimulatedStream};
 
 impl SimulatedBroker {
-    /// Takes the server away. What is open on the connection ends.
+    /// Makes the server unreachable. Everything open on the connection ends.
     pub fn disconnect(&self) {
         self.shared.change(|world| {
             world.connection.connected = false;
@@ -40,7 +40,7 @@ impl SimulatedBroker {
         self.consumer(stream, consumer, |consumer| consumer.lose(count));
     }
 
-    /// Forgets the last acknowledgements to a consumer, as a server does that is killed: those messages are delivered again.
+    /// Drops the last acknowledgements of a consumer, as a killed server does: those messages are redelivered.
     pub fn forget_acks(&self, stream: &str, consumer: &str, count: usize) {
         self.consumer(stream, consumer, |consumer| consumer.forget_acks(count));
     }
@@ -61,7 +61,7 @@ impl SimulatedBroker {
         });
     }
 
-    /// Makes the next consumer with another value of a setting than is asked for.
+    /// Creates the next consumer with another value of a setting than requested.
     pub fn override_next_setting(&self, field: &str, value: Value) {
         self.shared.change(|world| world.setting_override = Some((field.to_owned(), value)));
     }
@@ -71,12 +71,12 @@ impl SimulatedBroker {
         self.shared.change(|world| world.streams.remove(stream));
     }
 
-    /// Changes the settings of a stream behind the back of whoever made it.
+    /// Changes the settings of a stream without the knowledge of its owner.
     pub fn alter_stream(&self, stream: &str, alter: impl FnOnce(&mut crate::StreamSettings)) {
         self.stream_at(stream, |stream| alter(&mut stream.settings));
     }
 
-    /// Loses all messages behind a sequence, and cuts the connection: later messages get the same sequences again.
+    /// Drops all messages behind a sequence, and cuts the connection: later messages get the same sequences again.
     pub fn roll_back(&self, stream: &str, last: u64) {
         self.stream_at(stream, |stream| stream.roll_back(last));
         self.drop_connection();

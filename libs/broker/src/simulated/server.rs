@@ -18,9 +18,9 @@ pub(super) struct SimulatedServer {
     pub(super) inboxes: HashMap<String, mpsc::Sender<Bytes>>,
     /// Count of acknowledgements of messages that are lost next.
     pub(super) lost_acknowledgements: usize,
-    /// Setting that the next consumer is made with, instead of the one that is asked for.
+    /// Setting that replaces the requested one in the next consumer.
     pub(super) setting_override: Option<(String, serde_json::Value)>,
-    /// Numbers that are given once: of consumers, inboxes, and incarnations.
+    /// Counter for numbers that are used once: of consumers, inboxes, and incarnations.
     pub(super) given: u64,
 }
 
@@ -38,13 +38,13 @@ impl SimulatedServer {
         }
     }
 
-    /// Gives a number that is at least this one, and higher than all before.
+    /// Returns a number that is at least `least`, and higher than all before.
     pub(super) fn next_number(&mut self, least: u64) -> u64 {
         self.given = (self.given + 1).max(least);
         self.given
     }
 
-    /// Stores a message where its subject is taken: nothing where that is nowhere.
+    /// Stores a message in the stream that accepts its subject; returns `None` when there is none.
     pub(super) fn store(&mut self, id: &str, message: StoredMessage) -> Option<PublicationAck> {
         let takes = |stream: &&mut SimulatedStream| {
             stream.settings.subjects.iter().any(|filter| matches(filter, &message.subject))
@@ -95,7 +95,7 @@ impl SimulatedStream {
         self.messages.keys().next().copied().unwrap_or(self.last + 1)
     }
 
-    /// Forgets everything behind a sequence, which makes that the last one: later messages get the same sequences again.
+    /// Drops everything behind a sequence, which becomes the last one: later messages get the same sequences again.
     pub(super) fn roll_back(&mut self, last: u64) {
         self.last = self.last.min(last);
         drop(self.messages.split_off(&last.saturating_add(1)));
@@ -114,7 +114,7 @@ impl SimulatedStream {
 
 /// A durable consumer.
 pub(super) struct SimulatedConsumer {
-    /// Another one of the same name has another number.
+    /// Another consumer of the same name has another number.
     pub(super) number: u64,
     filter: String,
     max_ack_pending: usize,
@@ -125,9 +125,9 @@ pub(super) struct SimulatedConsumer {
     pending: BTreeMap<u64, u64>,
     attempts: HashMap<u64, u64>,
     acknowledged: Vec<u64>,
-    /// Messages that are delivered next, whatever the filter says.
+    /// Messages that are delivered next, even if the filter excludes them.
     forced: VecDeque<u64>,
-    /// Count of deliveries that are lost on their way next.
+    /// Number of the next deliveries that will be lost on their way.
     lost: usize,
 }
 
@@ -137,7 +137,7 @@ pub(super) struct SimulatedDelivery {
     pub(super) count: u64,
     pub(super) attempt: u64,
     pub(super) pending: u64,
-    /// True when it is lost on its way.
+    /// True when the delivery is lost on its way.
     pub(super) is_lost: bool,
 }
 
@@ -158,8 +158,8 @@ impl SimulatedConsumer {
         }
     }
 
-    /// Delivers: first what tests want, then what was not acknowledged in time, then the next message, if it has so many bytes at
-    /// most.
+    /// Returns the next delivery: first messages that tests force, then those not acknowledged in time, then the next
+    /// message. Returns `None` if it has more than `bytes` bytes.
     pub(super) fn take(
         &mut self,
         messages: &BTreeMap<u64, StoredMessage>,
@@ -218,7 +218,7 @@ impl SimulatedConsumer {
         behind.filter(move |message| matches(&filter, &message.subject))
     }
 
-    /// How far it has looked; nothing while there is something to deliver.
+    /// How far it has looked; `None` while there is something to deliver.
     pub(super) fn scan_progress(
         &self,
         messages: &BTreeMap<u64, StoredMessage>,
@@ -245,7 +245,7 @@ impl SimulatedConsumer {
         }
     }
 
-    /// Forgets the last acknowledgements: those deliveries are repeated at once.
+    /// Drops the last acknowledgements: those messages are redelivered at once.
     pub(super) fn forget_acks(&mut self, count: usize) {
         for sequence in self.acknowledged.split_off(self.acknowledged.len().saturating_sub(count)) {
             self.pending.insert(sequence, 0);
@@ -270,7 +270,7 @@ impl SimulatedConsumer {
     }
 }
 
-/// Tells whether a filter takes a subject: `*` is any one token, and `>` at the end one or more.
+/// Returns whether a filter matches a subject: `*` is any one token, and `>` at the end one or more.
 fn matches(filter: &str, subject: &str) -> bool {
     let mut tokens = subject.split('.');
     for wanted in filter.split('.') {

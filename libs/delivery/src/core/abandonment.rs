@@ -23,7 +23,7 @@ impl Core {
         let detail = match (&*message.last_error, self.runners.get(message.route)) {
             ("", None) => format!("context {context} has no runner {runner}"),
             ("", Some(place)) if !place.live => format!("runner {runner} is not alive"),
-            ("", Some(_)) => "it had to wait for its turn too long".to_owned(),
+            ("", Some(_)) => "it waited too long in the send queue".to_owned(),
             (error, _) => error.to_owned(),
         };
         tracing::info!(message = message.name.1, %context, %runner, detail, "a message is given up");
@@ -46,7 +46,7 @@ impl Core {
     fn abandon_nodes(&mut self, now: Instant, number: MessageNumber, kind: &ReportKind) {
         let Some(message) = self.messages.get_mut(&number) else { return };
         self.queue.remove(&message.route, number);
-        // What was heard of has arrived.
+        // Nodes that were reported on have arrived.
         let (arrived, nodes): (Vec<_>, Vec<_>) =
             std::mem::take(&mut message.nodes).into_iter().partition(|node| node.arrived);
         for node in arrived {
@@ -75,7 +75,7 @@ impl Core {
         self.settle_if_through(number);
     }
 
-    /// Asks and stops what is due, and reports attempts that are permanently given up.
+    /// Sends the questions and stops that are due, and reports attempts that are permanently given up.
     pub(super) fn reconcile(&mut self, now: Instant) {
         let runners = &self.runners;
         for step in self.reconciler.take_due(now, |lane| runners.is_live(lane)) {
@@ -112,14 +112,14 @@ impl Core {
         });
     }
 
-    /// An attempt that was in doubt will not run: it is reported.
+    /// Reports an attempt that was in doubt and will not run.
     pub(super) fn finish_abandoned(&mut self, key: JobKey, given_up: AbandonedAttempt) {
         let AbandonedAttempt { message: number, kind, until: _, stopping: _ } = given_up;
         self.report_given_up(number, key, kind);
         self.attempt_resolved(number);
     }
 
-    /// An attempt is not in doubt any more.
+    /// Takes note that one of a message's attempts is not in doubt any more.
     pub(super) fn attempt_resolved(&mut self, number: MessageNumber) {
         if let Some(message) = self.messages.get_mut(&number) {
             message.unresolved = message.unresolved.saturating_sub(1);

@@ -123,15 +123,15 @@ impl Core {
         };
         let lane = (model::ContextId(context_id), model::RunnerId(runner_id));
         let number = self.attempts.get(&key).copied();
-        let told = (!address.is_empty()).then_some(RunnerEndpoint { address, topic, live: true });
+        let given = (!address.is_empty()).then_some(RunnerEndpoint { address, topic, live: true });
         let sent_to = || number.and_then(|number| self.messages.get(&number)?.sent_to.clone());
-        if let Some(place) = told.or_else(sent_to).or_else(|| self.runners.get(lane).cloned()) {
-            // It goes to the supervisor also when its run waits here: should an earlier try have arrived, or
-            // another router send it, the supervisor will not run it.
+        if let Some(place) = given.or_else(sent_to).or_else(|| self.runners.get(lane).cloned()) {
+            // The supervisor gets the stop even when the attempt still waits here: an earlier try may have arrived, or another
+            // router may send it, and then the supervisor must not run it.
             self.stop_at(stop_attempt(&place, job_key, grace_secs, lane.0, model::FlowId(flow_id)));
         }
         if let Some(message) = self.reconciler.cancel(key) {
-            // It was to be given up. Now its end is the supervisor's to tell.
+            // The attempt was being given up. From now on the supervisor reports its end.
             self.attempts.remove(&key);
             self.attempt_resolved(message);
             return;
@@ -144,7 +144,7 @@ impl Core {
             self.queue.remove(&message.route, number);
         }
         if message.may_have_been_sent() {
-            // Whether an earlier try arrived is for the supervisor to say, which has been told to stop.
+            // An earlier try may have arrived; the supervisor, which has the stop, reports whether it did.
             self.attempts.remove(&key);
         } else {
             self.metrics.stops_overtook.inc();
@@ -162,21 +162,22 @@ impl Core {
         }
     }
 
-    /// Attempts are of no use any more. Where that cannot be said now it is not said: what is kept of them goes in time.
-    pub(super) fn forget_attempts(&mut self, wish: wire::AttemptsForget) {
-        let wire::AttemptsForget { context_id, runner_id, job_keys } = wish;
+    /// Lets a supervisor forget attempts. Best effort: while the supervisor or the gateway cannot be reached the request is
+    /// dropped, because supervisors forget attempts in time anyway.
+    pub(super) fn forget_attempts(&mut self, request: wire::AttemptsForget) {
+        let wire::AttemptsForget { context_id, runner_id, job_keys } = request;
         let lane = (model::ContextId(context_id), model::RunnerId(runner_id));
         let place = self.runners.get(lane).filter(|place| place.live && self.gateway_up);
         let Some(RunnerEndpoint { address, topic, live: _ }) = place.cloned() else { return };
         self.effects.forget.push(wire::ForgetAttempts { address, topic, context_id, job_keys });
     }
 
-    /// A scheduler wants to know where attempts stand.
+    /// Handles a scheduler's query about where attempts stand.
     pub(super) fn query(&mut self, now: Instant, query: wire::StatusQuery) {
         let wire::StatusQuery { context_id, flow_id, runner_id, job_keys } = query;
         let lane = (model::ContextId(context_id), model::RunnerId(runner_id));
         let Some(place) = self.runners.get(lane).cloned() else {
-            tracing::debug!(context_id, runner_id, "attempts of a runner that is not known were asked for");
+            tracing::debug!(context_id, runner_id, "attempts of an unknown runner were queried");
             return;
         };
         for job_key in job_keys {

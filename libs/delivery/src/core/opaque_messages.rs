@@ -23,7 +23,7 @@ impl Core {
     ) {
         let wire::HeldMessage { kind, timeout_ack_secs, created_millis, .. } = held;
         self.metrics.taken.inc();
-        let letter = match kind {
+        let message = match kind {
             Some(Kind::Letter(held)) => OpaqueMessage::read(name.clone(), held, (now, wall)),
             Some(Kind::RawJobs(jobs)) => {
                 let until = |secs: u32| {
@@ -36,16 +36,17 @@ impl Core {
             }
             None => return,
         };
-        match letter {
-            Ok(letter) => {
+        match message {
+            Ok(message) => {
                 self.numbers += 1;
                 self.names.insert(name, self.numbers);
-                self.opaque_messages.take(self.numbers, letter);
+                self.opaque_messages.take(self.numbers, message);
             }
             Err(error) => {
-                tracing::error!(%error, message = name.1, "a letter is given up");
+                tracing::error!(%error, message = name.1, "a direct message cannot be read and is given up");
                 self.metrics.failed.inc();
-                self.effects.settle.push(settlement(&name, format!("it is no letter: {error}")));
+                let error = format!("the direct message cannot be read: {error}");
+                self.effects.settle.push(settlement(&name, error));
             }
         }
     }
@@ -60,7 +61,7 @@ impl Core {
         });
         for sending in sendings {
             match sending {
-                OutgoingDelivery::DirectMessage(letter) => self.effects.letters.push(letter),
+                OutgoingDelivery::DirectMessage(message) => self.effects.letters.push(message),
                 OutgoingDelivery::Jobs(delivery, submit) => self.effects.submit.push((delivery, submit)),
             }
         }

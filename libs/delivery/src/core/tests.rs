@@ -76,7 +76,7 @@ impl Bench {
         self.put(Input::Taken(wire::TakeResponse { messages, ..Default::default() }))
     }
 
-    /// The gateway tells what a supervisor said of an attempt, under the attempt's own number.
+    /// The gateway passes on a supervisor's report on an attempt, under the attempt's own number.
     fn said(&mut self, job: u32, kind: ReportKind) -> Effects {
         let (context_id, flow_id) = (ContextId(1), FlowId(3));
         let report = NodeReport { job_key: key(job), context_id, flow_id, source: None, kind };

@@ -13,7 +13,7 @@ use crate::{EgressFailure, EgressRequest, EgressResponse, HostAllowlist, TrustAn
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Tells a thread what it hears.
+/// Passes its notifications to a thread.
 struct ChannelObserver(Sender<&'static str>);
 
 impl SendObserver for ChannelObserver {
@@ -26,7 +26,7 @@ impl SendObserver for ChannelObserver {
     }
 }
 
-/// Sends a body of so many bytes to a server that does as `serve` says with the connection and what is told of the departure.
+/// Sends a body of so many bytes to a server that treats the connection as `serve` does, and gives it the notifications.
 fn send(
     body_bytes: usize,
     serve: impl FnOnce(TcpStream, Receiver<&'static str>) + Send + 'static,

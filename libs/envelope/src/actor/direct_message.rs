@@ -62,15 +62,15 @@ pub struct SignedDirectMessage {
 
 /// Signs a direct message, which may arrive until `expires`: at most [`limits::LETTER_TIMEOUT_SECS_MAX`] from now.
 #[must_use]
-pub fn sign_direct_message(letter: &DirectMessageTerms<'_>, key: &SigningKey, expires: Timestamp) -> String {
+pub fn sign_direct_message(message: &DirectMessageTerms<'_>, key: &SigningKey, expires: Timestamp) -> String {
     let statement = DirectMessageStatement {
         id: Uid::random().to_string(),
-        to: letter.to.to_owned(),
-        target_context: letter.target_context,
-        message_type: letter.message_type,
-        format: letter.format,
-        topic: letter.topic.to_owned(),
-        text_sha256: BlobHash::of(letter.text.as_bytes()),
+        to: message.to.to_owned(),
+        target_context: message.target_context,
+        message_type: message.message_type,
+        format: message.format,
+        topic: message.topic.to_owned(),
+        text_sha256: BlobHash::of(message.text.as_bytes()),
         expires: expires.as_millis(),
     };
     sign(LETTER_TYPE, &statement, key)
@@ -83,23 +83,23 @@ pub fn sign_direct_message(letter: &DirectMessageTerms<'_>, key: &SigningKey, ex
 /// [`Refusal::Malformed`], [`Refusal::OtherType`], [`Refusal::BadSignature`]; [`Refusal::OtherActor`] when the key is not
 /// the one that the message names; [`Refusal::OtherContent`], [`Refusal::Expired`], [`Refusal::BadTimes`].
 pub fn check_direct_message(
-    letter: &DirectMessage,
+    message: &DirectMessage,
     now: Timestamp,
 ) -> Result<Option<SignedDirectMessage>, Refusal> {
-    let Some(signature) = &letter.signature else { return Ok(None) };
+    let Some(signature) = &message.signature else { return Ok(None) };
     let (signer, statement): (_, DirectMessageStatement) = open(LETTER_TYPE, signature)?;
     let DirectMessageStatement { id, to, target_context, message_type, format, topic, text_sha256, expires } =
         statement;
-    if signer.to_string() != letter.from {
-        let claimed = letter.from.chars().take(64).collect();
+    if signer.to_string() != message.from {
+        let claimed = message.from.chars().take(64).collect();
         return Err(Refusal::OtherActor { signer: signer.to_string(), claimed });
     }
-    same("to", &to, &letter.to)?;
-    same("target_context", &target_context, &letter.target_context)?;
-    same("type", &message_type, &letter.message_type)?;
-    same("format", &format, &letter.format)?;
-    same("topic", &topic, &letter.topic)?;
-    same("text", &text_sha256, &BlobHash::of(letter.text.as_bytes()))?;
+    same("to", &to, &message.to)?;
+    same("target_context", &target_context, &message.target_context)?;
+    same("type", &message_type, &message.message_type)?;
+    same("format", &format, &message.format)?;
+    same("topic", &topic, &message.topic)?;
+    same("text", &text_sha256, &BlobHash::of(message.text.as_bytes()))?;
     let expires = Timestamp::from_millis(expires);
     check_expiry(expires, Duration::from_secs(limits::LETTER_TIMEOUT_SECS_MAX.into()), now)?;
     let id = id.parse().map_err(|_| Refusal::Malformed("`id` is not 32 hex digits".to_owned()))?;

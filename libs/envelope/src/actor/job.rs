@@ -18,8 +18,8 @@ use crate::{Refusal, cut};
 /// Payload type of an envelope with a job's terms.
 pub const JOB_TYPE: &str = "application/vnd.mycora.job+json";
 
-/// Terms of a job, as its actor states them: all that decides what runs. What is put into it later (results, times, where it
-/// runs) is data.
+/// Terms of a job, as its actor states them: all that decides what runs. Data that is filled in later (results, times, where it
+/// runs) is not part of them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct JobTerms {
@@ -93,7 +93,7 @@ impl JobTerms {
         }
     }
 
-    /// Refuses what is here when it is not what was signed.
+    /// Refuses terms that differ from the signed ones.
     fn cover(&self, here: &Self) -> Result<(), Refusal> {
         let Self {
             context_uid,

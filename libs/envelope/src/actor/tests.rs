@@ -164,7 +164,7 @@ fn a_job_is_what_was_signed() {
     // Python would import it.
     assert_eq!(refused(&|job| drop(job.files.insert("json.py".into(), file()))), "files[json.py]");
 
-    // What is data, and what may be carried otherwise.
+    // Data, and fields that may be carried in another way.
     let mut carried = execution(Some(signature));
     carried.script = ScriptSource::Blob(blob(b"print(1)"));
     carried.files.insert("part.txt".into(), file());

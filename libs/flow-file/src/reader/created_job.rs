@@ -1,10 +1,10 @@
-//! Jobs that say by a number what is executed: that of a job which is kept at the coordinator.
+//! Jobs that name a job kept at the coordinator by its number, instead of their own script.
 
 use yaml::{YamlEntry, YamlFields};
 
 use super::{FlowFieldPath, FlowFileReader};
 
-/// Keys that say what a job executes; a job that is kept says that itself.
+/// Keys that define what a job executes; a kept job defines that itself.
 const OWN_KEYS: [&str; 6] = ["script_type", "script", "script_file", "files", "outputs", "env"];
 
 impl FlowFileReader<'_> {
@@ -30,7 +30,7 @@ impl FlowFileReader<'_> {
                 ),
             );
         }
-        // What is wrong with the number is told; any other is harmless.
+        // An invalid number has been reported already, so any valid one is a harmless substitute.
         Some(number.filter(|number| *number != 0).unwrap_or(1))
     }
 }

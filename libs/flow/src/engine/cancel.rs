@@ -11,8 +11,8 @@ use crate::transition::{self, FlowTransitionEvent, NodeTransitionEvent};
 use super::step::RefusedTransition;
 
 impl Pass<'_, '_, '_> {
-    /// Cancels the flow. The first request counts; a later one can only shorten the grace period. A flow that has
-    /// ended meanwhile is no error: the caller could not know.
+    /// Cancels the flow. The first request counts; a later one can only shorten the grace period. Cancelling a flow that
+    /// has already ended is no error: the caller could not know.
     pub(super) fn cancel_flow(&mut self, grace_secs: u32) {
         if self.engine.is_over() {
             return;
@@ -34,7 +34,7 @@ impl Pass<'_, '_, '_> {
         self.engine.raise(HaltCause::FlowCancelled);
     }
 
-    /// Asks again for every attempt that is being stopped for a cancel, with the grace as it is now.
+    /// Resends the stop of every attempt that is being stopped for a cancellation, with the present grace period.
     fn stop_again(&mut self) {
         let cancelled: Vec<NodeIndex> = self
             .engine
@@ -47,8 +47,8 @@ impl Pass<'_, '_, '_> {
         }
     }
 
-    /// Cancels one node. A node that has ended meanwhile stays as it is, and so does one that the flow's
-    /// deadline is ending: it has to fail the flow.
+    /// Cancels one node. A node that has already ended does not change, nor does one that the flow's deadline is ending:
+    /// that node has to fail the flow.
     pub(super) fn cancel_node(&mut self, index: NodeIndex) {
         let node = self.engine.node(index);
         let deadline = node.expired_time.is_some()
@@ -91,7 +91,7 @@ impl Pass<'_, '_, '_> {
         self.stop(index);
     }
 
-    /// Goes on ending everything that is left, when there is a cause to.
+    /// Continues to end every node that has not ended, when there is a cause to.
     pub(super) fn sweep(&mut self) {
         while self.has_room()
             && let (Some(cause), Some(next)) = (self.engine.cause, self.engine.sweep)
@@ -121,7 +121,7 @@ impl Pass<'_, '_, '_> {
                 self.abort(index, Reason::new(code, ""));
             }
             NodeState::Pending | NodeState::Ready => self.cancel_unsent(index, code),
-            // What is being cancelled already ends as cancelled.
+            // A node that is already being cancelled ends as cancelled.
             NodeState::Dispatched | NodeState::Running
                 if by_deadline && node.cancel_requested_time.is_none() =>
             {

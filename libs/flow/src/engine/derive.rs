@@ -17,8 +17,7 @@ enum RunVerdict {
     Skip(ReasonCode),
 }
 
-/// Decides by how the dependencies ended. A skip is passed on as a failure
-/// when a failure is behind it.
+/// Decides by how the dependencies ended. A skip counts as a failure when a failure caused it.
 const fn run_verdict(run_if: RunIf, upstream: UpstreamCounts, dependencies: u32) -> RunVerdict {
     let UpstreamCounts { completed, failed, skipped_by_failure, .. } = upstream;
     let runs = match run_if {
@@ -143,7 +142,7 @@ impl Pass<'_, '_, '_> {
         }
         let kind = self.engine.waiting.kind[index.index()];
         if self.try_place(index, kind) {
-            // There is a place for this kind now, so that others need not wait either.
+            // A runner is available for this kind now, so other nodes of the kind need not wait either.
             if !self.engine.waiting.nodes[kind as usize].is_empty() {
                 self.engine.waiting.to_try.insert(kind);
             }
@@ -158,7 +157,7 @@ impl Pass<'_, '_, '_> {
         }
     }
 
-    /// Asks for a place, once per step and kind when there is none.
+    /// Asks for a runner, at most once per step and kind when there is none.
     fn try_place(&mut self, index: NodeIndex, kind: u32) -> bool {
         if self.placeless.contains_key(&kind) {
             return false;
@@ -188,7 +187,7 @@ impl Pass<'_, '_, '_> {
         }
     }
 
-    /// Asks again for the nodes that wait for a place that may have turned up.
+    /// Retries the nodes that wait for a runner where one may have become available.
     pub(super) fn place_waiting(&mut self) {
         while self.has_room()
             && let Some(&kind) = self.engine.waiting.to_try.first()

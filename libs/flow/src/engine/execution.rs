@@ -13,7 +13,7 @@ use crate::plan::{ResultRef, WhenClause};
 
 impl Engine {
     /// Everything that the current attempt of `node` needs, unrendered and with
-    /// files by hash. What travels inline, and the trace, are the caller's to add.
+    /// files by hash. The caller adds inlined bytes and the trace.
     #[must_use]
     pub fn execution(&self, node: NodeIndex) -> Execution {
         let place = &self.nodes[node.index()];

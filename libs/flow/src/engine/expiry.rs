@@ -1,10 +1,10 @@
 //! Times that have come.
 //!
-//! An attempt that takes too long is not simply followed by the next one: its supervisor is asked to
-//! stop it, and the try is closed when the supervisor has answered, or when it had the flow's
-//! `cancel_timeout` to do so. Until then the node stays where it is, with `expired_time` and the reason.
-//! So two attempts of a node do not overlap while its supervisor can be reached. Once expired, a try ends
-//! for that reason whatever is reported, a success as well: what was said to have failed did fail.
+//! When an attempt takes too long, the next one does not start at once: the supervisor is asked to stop the attempt, and
+//! the try is closed when the supervisor has answered or the flow's `cancel_timeout` has passed. Until then the node keeps
+//! its state, with `expired_time` and the reason. Two attempts of a node therefore do not overlap while its supervisor can
+//! be reached. Once expired, a try ends for that reason whatever is reported, even a success: the stored reason already
+//! says that the try failed.
 
 use model::{Reason, ReasonCode};
 
@@ -18,14 +18,14 @@ use crate::transition::NodeTransitionEvent;
 impl Pass<'_, '_, '_> {
     pub(super) fn check_deadline(&mut self) {
         let now = self.now;
-        // An owner that finds both times passed raises one after the other.
+        // An owner that finds both times passed raises both causes, one after the other.
         while self.engine.counts.open > 0 && self.engine.next_deadline().is_some_and(|time| time <= now) {
             let passed = self.engine.cause == Some(HaltCause::Deadline);
             self.engine.raise(if passed { HaltCause::Overdue } else { HaltCause::Deadline });
         }
     }
 
-    /// Acts on every time that has come.
+    /// Acts on every timer that is due.
     pub(super) fn expire(&mut self) {
         while self.has_room()
             && let Some(node) = self.engine.timers.pop(self.now)
@@ -60,8 +60,8 @@ impl Pass<'_, '_, '_> {
         }
     }
 
-    /// Gives an attempt up: fails what was not sent anywhere, and has the rest stopped. An attempt that
-    /// expires twice keeps the time; the deadline goes before every other reason, since nothing follows it.
+    /// Expires an attempt: fails it if it was never sent, and has it stopped otherwise. An attempt that expires twice keeps
+    /// the first time; the deadline replaces every other reason, since no attempt follows it.
     pub(super) fn expire_attempt(&mut self, index: NodeIndex, reason: Reason) {
         let node = self.engine.node(index);
         if !is_in_flight(node.state) {
@@ -82,7 +82,7 @@ impl Pass<'_, '_, '_> {
         }
     }
 
-    /// Closes the try of an expired attempt, for what it expired for.
+    /// Closes the try of an expired attempt, with the reason for which it expired.
     pub(super) fn close_expired(&mut self, index: NodeIndex, ending: AttemptClosure) {
         let node = self.engine.node(index);
         // An expired attempt has a reason: both are written together.

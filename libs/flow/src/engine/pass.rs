@@ -47,9 +47,8 @@ impl<'e, 'o, 'd> Pass<'e, 'o, 'd> {
         }
     }
 
-    /// Reports come before what is overdue, so that an end that arrived is not
-    /// taken for missing; what ends comes before what begins. A flow that is run
-    /// again is reset before anything else.
+    /// Reports are handled before expired timers, so that an end that has arrived is not counted as missing; endings are
+    /// handled before starts. A rerun resets its nodes before anything else.
     pub(super) fn run(mut self, inputs: &mut dyn EngineInputQueue) -> FlowStepOutput {
         self.step.stops.append(&mut self.engine.stops_due);
         if self.reset() {
@@ -134,7 +133,7 @@ impl<'e, 'o, 'd> Pass<'e, 'o, 'd> {
         self.step.stops.push(self.engine.stop_of(node));
     }
 
-    /// Has an attempt stopped that is under way where it should not be.
+    /// Stops an attempt where it runs although it should not.
     pub(super) fn stop_at_source(&mut self, report: &NodeReport) {
         if let Some(source) = &report.source {
             self.step.stops.push(Stop {
@@ -146,7 +145,7 @@ impl<'e, 'o, 'd> Pass<'e, 'o, 'd> {
         }
     }
 
-    /// Counts a report that changes nothing; what it says to live is stopped.
+    /// Counts a report that changes nothing, and stops its attempt if the report shows it alive.
     pub(super) fn stale(&mut self, report: &NodeReport) {
         let key = report.job_key;
         let ours = key.flow == self.engine.flow.uid && key.context == self.engine.context;
@@ -157,7 +156,7 @@ impl<'e, 'o, 'd> Pass<'e, 'o, 'd> {
         self.step.stale.push(StaleReport { job_key: key, alive });
     }
 
-    /// Counts a report of the current attempt that says nothing new.
+    /// Counts a report that tells nothing new about the current attempt.
     pub(super) fn repeated(&mut self, job_key: JobKey) {
         self.step.stale.push(StaleReport { job_key, alive: false });
     }
@@ -192,7 +191,7 @@ impl<'e, 'o, 'd> Pass<'e, 'o, 'd> {
         let slot = self.slot(index);
         let node = &mut self.engine.nodes[index.index()];
         let leaves = is_in_flight(from) && !is_in_flight(to);
-        // The edit may forget it.
+        // `edit` may clear the message key.
         if leaves && node.message_key.is_some() {
             self.step.changed[slot].ended_message.clone_from(&node.message_key);
         }

@@ -1,5 +1,5 @@
-//! Conditions outside the flow: looked at once everything before a node has ended and its `run_if`
-//! lets it run. A node that waits stays PENDING and says for what.
+//! Conditions outside the flow, checked once everything before a node has ended and its `run_if` allows it to run. A
+//! waiting node stays PENDING, and its reason names what it waits for.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt::Write as _;
@@ -13,9 +13,9 @@ use crate::graph::NodeIndex;
 #[derive(Debug, Default)]
 pub(super) struct PrerequisiteState {
     signals: BTreeSet<SignalName>,
-    /// Flows that were asked for.
+    /// States of the flows that were queried.
     flows: HashMap<FlowId, AwaitedFlow>,
-    /// May name nodes that wait no more.
+    /// May still name nodes that no longer wait.
     waiters: HashMap<Prerequisite, BTreeSet<NodeIndex>>,
 }
 
@@ -24,7 +24,7 @@ pub(super) struct PrerequisiteState {
 enum AwaitedFlow {
     Open,
     Finished,
-    /// The flow can never be FINISHED: it ended otherwise, or there is none.
+    /// The flow can never be FINISHED: it ended otherwise, or does not exist.
     Impossible(Option<FlowStatus>),
 }
 
@@ -32,9 +32,9 @@ enum AwaitedFlow {
 pub(super) enum PrerequisiteVerdict {
     /// Nothing is missing.
     Met,
-    /// Something is missing, and the node says so.
+    /// A prerequisite is not met yet; the node's reason names it.
     Waits,
-    /// Something will always be missing.
+    /// A prerequisite can never be met.
     Impossible(Reason),
 }
 
@@ -52,7 +52,7 @@ impl Pass<'_, '_, '_> {
         }
     }
 
-    /// Another flow stands there. One that still runs is told of again when it ends.
+    /// Notes the state of another flow. The caller reports a flow that has not ended again when it ends.
     pub(super) fn flow_state(&mut self, flow: FlowId, status: Option<FlowStatus>) {
         let state = match status {
             Some(FlowStatus::Created | FlowStatus::Started) => return,
@@ -69,8 +69,8 @@ impl Pass<'_, '_, '_> {
         }
     }
 
-    /// Looks at everything that `index` waits for. What was met once stays met: a flow that is FINISHED
-    /// may be run again while the node waits for something else.
+    /// Checks every prerequisite of `index`. A prerequisite that was met once stays met: a FINISHED flow may be run again
+    /// while the node waits for something else.
     pub(super) fn check_prerequisites(&mut self, index: NodeIndex) -> PrerequisiteVerdict {
         if self.engine.node(index).prerequisites.is_empty() {
             return PrerequisiteVerdict::Met;

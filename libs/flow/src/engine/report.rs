@@ -26,7 +26,7 @@ pub(super) struct AttemptClosure {
     killed: Option<String>,
     /// Set when the attempt's instance vanished.
     died: bool,
-    /// Set when a reliable source said that the attempt is not in flight any more.
+    /// Set when a reliable source reports that the attempt is no longer in flight.
     pub(super) confirmed: bool,
 }
 
@@ -60,7 +60,7 @@ impl AttemptClosure {
         }
     }
 
-    /// Adds to a reason what was killed when the attempt was ended.
+    /// Appends to a reason which processes were killed when the attempt was ended.
     pub(super) fn append_killed(&self, reason: &mut Reason) {
         if let Some(killed) = &self.killed {
             add(reason, killed);
@@ -79,8 +79,8 @@ impl AttemptClosure {
 }
 
 impl Pass<'_, '_, '_> {
-    /// Takes up a report of the current attempt, and of one that must have been sent though that is not
-    /// stored; any other changes nothing.
+    /// Handles a report on the current attempt, or on one that was sent although the store does not know it; any other
+    /// report changes nothing.
     pub(super) fn report(&mut self, report: NodeReport) {
         let key = report.job_key;
         let ours = key.flow == self.engine.flow.uid && key.context == self.engine.context;
@@ -97,10 +97,10 @@ impl Pass<'_, '_, '_> {
         }
     }
 
-    /// Takes up a report of the attempt that is under way.
+    /// Handles a report on the attempt in flight.
     pub(super) fn current(&mut self, index: NodeIndex, report: NodeReport) {
         if reports_alive(&report.kind) && self.engine.is_being_ended(index) {
-            // Whoever says that it lives may not have heard that it should not.
+            // A supervisor that reports the attempt alive may not have received the stop.
             self.stop(index);
         }
         let node = self.engine.node(index);
@@ -113,7 +113,7 @@ impl Pass<'_, '_, '_> {
             ReportKind::Started { instance, time } if unstarted => self.started(index, instance, time),
             ReportKind::Ended(end) => {
                 if report.source.is_none() {
-                    // Not its supervisor says so, which may have it under way still.
+                    // The report does not come from the attempt's supervisor, which may still have it in flight.
                     self.stop(index);
                 }
                 self.close(index, *end);
@@ -126,7 +126,7 @@ impl Pass<'_, '_, '_> {
                 let reason = Reason::new(ReasonCode::SupervisorLost, "its supervisor does not know it");
                 self.end_attempt(index, reason, AttemptClosure::unstarted(self.now, true));
             }
-            // A repetition, a refusal of what is known to run, or word of an attempt that is still on its way.
+            // A repetition, a rejection of an attempt known to run, or a report on an attempt that is still on its way.
             ReportKind::Accepted { .. }
             | ReportKind::Started { .. }
             | ReportKind::Returned
@@ -194,7 +194,7 @@ impl Pass<'_, '_, '_> {
         }
     }
 
-    /// Ends what is left at a lost supervisor.
+    /// Closes the attempts of a lost supervisor.
     pub(super) fn lose(&mut self) {
         while self.has_room()
             && let Some((index, attempt)) = self.engine.lost.pop_front()
@@ -240,7 +240,7 @@ impl Pass<'_, '_, '_> {
         }
     }
 
-    /// The attempt did not succeed: another one, if one is left, else the node's end.
+    /// Handles an attempt that failed: retries if another one is left, else ends the node.
     pub(super) fn failed_try(
         &mut self,
         index: NodeIndex,
@@ -282,7 +282,7 @@ impl Pass<'_, '_, '_> {
         }
     }
 
-    /// Handed back unstarted: it may go elsewhere at once.
+    /// Handles an attempt that was returned unstarted: it may go to another runner at once.
     fn returned(&mut self, index: NodeIndex) {
         let now = self.now;
         if self.end_as_ordered(index, AttemptClosure::unstarted(now, true)).is_none() {
@@ -311,7 +311,7 @@ impl Pass<'_, '_, '_> {
         }
     }
 
-    /// Another attempt follows, later, and the one that is closed was no try: nothing of it ran.
+    /// Schedules another attempt for later. The closed one does not count as a try, because nothing of it ran.
     fn put_off(&mut self, index: NodeIndex, event: NodeTransitionEvent, reason: &Reason) {
         let now = self.now;
         let node = self.engine.node(index);
@@ -337,7 +337,7 @@ impl Pass<'_, '_, '_> {
     }
 }
 
-/// Adds to what a reason says.
+/// Appends text to the detail of a reason.
 pub(super) fn add(reason: &mut Reason, text: &str) {
     let comma = if reason.detail.is_empty() { "" } else { ", " };
     reason.detail.push_str(comma);
@@ -355,7 +355,7 @@ fn is_death(end: &AttemptEnd) -> bool {
     end.outcome == Outcome::Lost && by_reason
 }
 
-/// Forgets the attempt that is closed.
+/// Advances the node to its next attempt, and clears the fields of the closed one.
 pub(super) fn next_attempt(node: &mut FlowNode, now: Timestamp) {
     node.attempt.0 += 1;
     node.ready_time = Some(now);

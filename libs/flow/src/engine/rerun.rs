@@ -1,8 +1,8 @@
 //! Reruns of a flow: its nodes are reset in pieces.
 //!
-//! Which nodes are still to be reset follows from what is stored (see [`crate::rerun`]), so that an owner
-//! that dies between two pieces loses nothing and no node is reset twice. Nothing else happens before the
-//! last piece: what is reset later must not be taken for the end of something.
+//! Stored state alone decides which nodes are still to be reset (see [`crate::rerun`]), so an owner that dies between two
+//! pieces loses nothing and no node is reset twice. Nothing else happens before the last piece, so that a node still to be
+//! reset is not mistaken for one that has ended.
 
 use std::collections::VecDeque;
 
@@ -46,8 +46,8 @@ impl Pass<'_, '_, '_> {
     }
 }
 
-/// Resets everything that the generation before left in a node. The attempt's number is used again only
-/// when it was never sent anywhere.
+/// Resets everything that the previous generation left in a node. The attempt number is reused only when that attempt was
+/// never sent.
 fn begin_anew(node: &mut FlowNode, generation: Generation) {
     if node.dispatch_time.is_some() {
         node.attempt.0 += 1;

@@ -31,14 +31,13 @@ pub enum FlowEngineInput {
     FlowState {
         /// Which flow.
         flow: FlowId,
-        /// Nothing when there is no such flow.
+        /// `None` when there is no such flow.
         status: Option<FlowStatus>,
     },
-    /// The supervisor behind this runner is lost, and every attempt there with it. The caller repeats
-    /// this after a crash: unfinished work on it is not stored.
+    /// The supervisor behind this runner is lost, and every attempt there with it. Unfinished work on this input is not
+    /// stored, so the caller repeats it after a crash.
     SupervisorLost(RunnerId),
-    /// The places where jobs can run have changed. (That a time has come needs
-    /// no input: every step looks at the time.)
+    /// The runners where jobs can run have changed. (A due time needs no input: every step checks the time.)
     Wake,
 }
 
@@ -61,15 +60,14 @@ impl EngineInputQueue for VecDeque<FlowEngineInput> {
     }
 }
 
-/// Placement requirements of a node. Nodes with equal requests get the same answer within a step, once
-/// it is no.
+/// Placement requirements of a node. Once a request is refused, equal requests are refused for the rest of the step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PlacementRequest<'a> {
     /// Type of the node's script.
     pub script_type: ScriptType,
-    /// Where it wants to run.
+    /// Requested target, such as a runner or a group.
     pub target: &'a NodeTarget,
-    /// The isolation that it needs at least.
+    /// The minimum isolation that it needs.
     pub isolation: Isolation,
 }
 
@@ -82,14 +80,14 @@ pub struct NoDestination {
 
 /// Knows where jobs can run.
 pub trait Destinations {
-    /// Chooses a place, and may count what it chose as load.
+    /// Chooses a runner, and may count the node as load there.
     ///
     /// # Errors
-    /// There is none now. [`FlowEngineInput::Wake`] asks again.
+    /// No runner is available now. [`FlowEngineInput::Wake`] retries.
     fn choose(&mut self, node: &PlacementRequest<'_>) -> Result<RunnerId, NoDestination>;
 
-    /// The runner that a report came from, when it is known: asked for an attempt that was found under
-    /// way though its dispatch is not stored.
+    /// Returns the runner that a report came from, if known. Called for an attempt that was found in flight although its
+    /// dispatch is not stored.
     fn locate(&self, _source: &ReportSource) -> Option<RunnerId> {
         None
     }
@@ -106,7 +104,7 @@ pub struct StepEnvironment<'a> {
 /// Changes to store and messages to send.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct FlowStepOutput {
-    /// The nodes that changed, each once; their present state is the engine's.
+    /// The nodes that changed, each once; the engine has their present state.
     pub changed: Vec<ChangedNode>,
     /// The flow itself changed.
     pub flow_changed: bool,
@@ -116,23 +114,23 @@ pub struct FlowStepOutput {
     pub dispatches: Vec<Dispatch>,
     /// Attempts to stop, once the step is stored.
     pub stops: Vec<Stop>,
-    /// Other flows that nodes wait for: tell where they stand, now and when they have ended. Each is
-    /// asked for once after a load.
+    /// Other flows that nodes wait for: report their state now and again when they have ended. Each flow is queried once
+    /// after a load.
     pub flow_queries: Vec<FlowId>,
-    /// When to call again at the latest; nothing happens before but by inputs.
+    /// Latest time of the next call; until then only inputs cause changes.
     pub due: Option<Timestamp>,
-    /// Attempts that were lost, each as the code that says what it was lost with.
+    /// Lost attempts, each as the reason code of its loss.
     pub losses: Vec<ReasonCode>,
     /// Reports that changed nothing.
     pub stale: Vec<StaleReport>,
     /// Set when reports that memory cannot explain are kept there: before acknowledging them, the owner must make
     /// sure that memory matches the store.
     pub has_unstored_reports: bool,
-    /// Requests that were not legal. They changed nothing.
+    /// Illegal requests. They changed nothing.
     pub refused: Vec<RefusedTransition>,
-    /// There is more to do at once.
+    /// More can be done at once, in another step.
     pub more: bool,
-    /// Nothing is under way, READY, or left to derive: only times, signals and other flows are waited for.
+    /// Nothing is in flight, READY, or left to derive: the flow waits only for times, signals and other flows.
     pub rests: bool,
 }
 
@@ -153,8 +151,7 @@ pub struct ChangedNode {
     pub before: NodeState,
     /// The states it went through, in order. Empty when only other fields changed.
     pub transitions: Vec<NodeTransition>,
-    /// The message that carried the attempt which this step has ended; nothing when it has ended none that
-    /// was sent.
+    /// The message that carried the attempt which this step ended; `None` when it ended no attempt that was sent.
     pub ended_message: Option<String>,
 }
 
@@ -180,7 +177,7 @@ pub struct NodeTransition {
 pub struct Dispatch {
     /// Where to.
     pub runner: RunnerId,
-    /// The nodes, whose present attempts are meant.
+    /// The nodes whose current attempts are sent.
     pub nodes: Vec<NodeIndex>,
 }
 
@@ -191,7 +188,7 @@ pub struct Stop {
     pub job_key: JobKey,
     /// The runner it was dispatched to.
     pub runner: Option<RunnerId>,
-    /// Where it was heard of last; goes before `runner`.
+    /// Last known source of its reports; takes precedence over `runner`.
     pub source: Option<ReportSource>,
     /// Seconds between asking its script to end and ending it.
     pub grace_secs: u32,
@@ -200,9 +197,9 @@ pub struct Stop {
 /// Report that changed nothing: a repetition, or one on a closed attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StaleReport {
-    /// The attempt it is of.
+    /// The attempt that the report is about.
     pub job_key: JobKey,
-    /// The attempt is closed here but lives there. Where it can be reached it is among [`FlowStepOutput::stops`].
+    /// The attempt is closed here but alive there. If it can be reached, it is among [`FlowStepOutput::stops`].
     pub alive: bool,
 }
 

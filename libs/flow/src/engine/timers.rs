@@ -1,4 +1,4 @@
-//! When a node has to be looked at though nothing happens.
+//! Timers of nodes: when a node has to be checked although no input arrives.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -11,11 +11,11 @@ use crate::graph::NodeIndex;
 /// Kind of a node's timer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum NodeTimerKind {
-    /// A time that it waits for has come.
+    /// A time prerequisite of the node is due.
     Prerequisite,
     /// The node's back-off is over.
     BackOff,
-    /// The end of a cancelled or expired attempt was not confirmed.
+    /// The end of a cancelled or expired attempt was not confirmed in time.
     Unconfirmed,
     /// The attempt did not start in time.
     Queue,
@@ -23,7 +23,7 @@ pub(super) enum NodeTimerKind {
     Ack,
     /// The attempt's end did not come in time.
     Result,
-    /// The attempt ran too long, and the supervisor did not say so.
+    /// The attempt ran too long, and the supervisor reported no end.
     Run,
 }
 
@@ -36,7 +36,7 @@ pub(super) fn next(node: &FlowNode, flow: &Flow) -> Option<(Timestamp, NodeTimer
             let back_off = back_off.map(|time| (time, NodeTimerKind::BackOff));
             back_off.into_iter().chain(queue(node)).min()
         }
-        // What is being ended has nothing to wait for but that.
+        // A node that is being ended waits only for the confirmation of that.
         NodeState::Dispatched | NodeState::Running
             if let Some(asked) = node.cancel_requested_time.or(node.expired_time) =>
         {
@@ -58,7 +58,7 @@ pub(super) fn next(node: &FlowNode, flow: &Flow) -> Option<(Timestamp, NodeTimer
     }
 }
 
-/// The next time that a waiting node waits for.
+/// The earliest time prerequisite of a waiting node.
 fn next_awaited(node: &FlowNode) -> Option<Timestamp> {
     let times = node.prerequisites.iter().filter_map(|prerequisite| match prerequisite {
         Prerequisite::After(time) if !node.prerequisites_met.contains(prerequisite) => Some(*time),
@@ -90,7 +90,7 @@ fn has_reason(node: &FlowNode, code: ReasonCode) -> bool {
     node.reason.as_ref().is_some_and(|reason| reason.code == code)
 }
 
-/// The next time of every node that has one.
+/// The next due time of every node that has one.
 #[derive(Debug, Default)]
 pub(super) struct NodeTimers {
     queue: BTreeSet<(Timestamp, NodeIndex)>,

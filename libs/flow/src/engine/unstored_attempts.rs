@@ -1,19 +1,19 @@
-//! Attempts that are under way though the store does not know it.
+//! Attempts that are in flight although the store does not know it.
 //!
-//! A store that went back has lost the last steps of a flow: an attempt that was sent is READY there, or
-//! PENDING, or still to be begun after one that is under way. A supervisor that speaks of such an
-//! attempt must be heard: what it did would be done again otherwise. The attempt counts as dispatched as
-//! soon as the node may run by what is stored; until then what was said is kept in memory.
+//! A store that rolled back has lost the last steps of a flow: an attempt that was sent is READY there, or PENDING, or
+//! would follow one that is in flight. Reports on such an attempt must be accepted; otherwise its work would be done twice.
+//! The attempt counts as dispatched as soon as the stored state allows the node to run; until then its reports are kept in
+//! memory.
 //!
 //! - READY: dispatched now, at the runner that the report came from.
-//! - PENDING: kept, and taken up instead of a dispatch when the node is released. If it never is, or is
-//!   cancelled, the attempt is stopped.
-//! - An earlier attempt is under way: the lost steps had closed it, since the next one was sent. It is
-//!   closed now as a try that failed, and stopped in case it lives.
-//! - The node has ended, or is being cancelled (nothing goes back to READY then), or the attempt is too
-//!   far ahead to be true: stale, and stopped when it lives.
+//! - PENDING: reports are kept, and used instead of a dispatch when the node is released. If the node is never released, or
+//!   is cancelled, the attempt is stopped.
+//! - An earlier attempt is in flight: the lost steps had closed it, since the next one was sent. It is closed now as a
+//!   failed try, and stopped in case it is alive.
+//! - The node has ended, or is being cancelled (no node returns to READY then), or the attempt number is too far ahead to
+//!   be plausible: the report is stale, and the attempt is stopped if it is alive.
 //!
-//! So an attempt has one end still (I2), and the later one begins after it (I3).
+//! An attempt therefore still has one end (I2), and the later one begins after it (I3).
 
 use model::limits::{LOSSES_MAX, RETRIES_MAX};
 use model::{NodeReport, NodeState, Reason, ReasonCode, ReportKind};
@@ -23,7 +23,7 @@ use super::report::{next_attempt, reports_alive};
 use crate::graph::NodeIndex;
 use crate::transition::NodeTransitionEvent;
 
-/// Attempts of one generation that may follow the one that is stored. Those that come back unstarted are not counted.
+/// Attempts of one generation that may follow the stored one. Attempts that come back unstarted are not counted.
 const AHEAD_MAX: u32 = RETRIES_MAX + LOSSES_MAX;
 
 /// Reports kept of one attempt at most: accepted, started, ended.
@@ -43,7 +43,7 @@ impl Pass<'_, '_, '_> {
         may_be && ahead <= AHEAD_MAX && report.kind != ReportKind::Unknown && self.engine.is_started()
     }
 
-    /// Takes up what [`Pass::is_unstored`] found.
+    /// Handles a report that [`Pass::is_unstored`] accepted.
     pub(super) fn unstored(&mut self, index: NodeIndex, report: NodeReport) {
         match self.engine.node(index).state {
             NodeState::Pending => {
@@ -71,7 +71,7 @@ impl Pass<'_, '_, '_> {
         }
     }
 
-    /// Takes up what was kept of a node that is READY now; false when there is nothing.
+    /// Replays the kept reports of a node that is READY now; returns false when there are none.
     pub(super) fn adopt_kept(&mut self, index: NodeIndex) -> bool {
         let Some(kept) = self.engine.kept.remove(&index) else { return false };
         for report in kept {
@@ -80,7 +80,7 @@ impl Pass<'_, '_, '_> {
         true
     }
 
-    /// Counts a READY node's attempt as dispatched, and goes on with what is said of it.
+    /// Counts a READY node's attempt as dispatched, and handles the report on it.
     fn adopt(&mut self, index: NodeIndex, report: NodeReport) {
         let (now, attempt) = (self.now, report.job_key.attempt);
         let runner = report.source.as_ref().and_then(|source| self.outside.destinations.locate(source));
@@ -98,7 +98,7 @@ impl Pass<'_, '_, '_> {
         self.current(index, report);
     }
 
-    /// Stops what was kept of a node that has ended without it.
+    /// Stops the attempts behind the kept reports of a node that has ended without them.
     pub(super) fn drop_kept(&mut self, index: NodeIndex) {
         for report in self.engine.kept.remove(&index).unwrap_or_default() {
             if reports_alive(&report.kind) {

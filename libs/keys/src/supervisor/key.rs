@@ -26,7 +26,7 @@ macro_rules! supervisor_keys {
         /// The names as Lua: a local for each, for scripts that make keys themselves.
         pub const LUA_NAMES: &str = concat!($($("local ", stringify!($name), " = '", $text, "'\n",)?)+);
 
-        /// Tells what a key of a supervisor's Redis is about.
+        /// Meaning of a key in a supervisor's Redis.
         #[derive(Debug, Clone, PartialEq, Eq, Hash)]
         pub enum SupervisorKey {
             $($(#[$doc])* $variant $(($($type),+))?,)+
@@ -75,7 +75,7 @@ macro_rules! supervisor_keys {
 }
 
 supervisor_keys! {
-    /// Stream: what the supervisor hears from its instances.
+    /// Stream: events that the instances send to the supervisor.
     DONE = "hero:done": Done;
     /// Counter: the place in line that the last queued job was given.
     SEQ = "hero:seq": Seq;
@@ -113,17 +113,17 @@ supervisor_keys! {
     CLAIMS = "hero:claims:": Claims(instance: InstanceRef);
     /// String: an instance's presence as JSON; expires.
     PRESENCE = "hero:meta:actor:inst:": Presence(instance: InstanceRef);
-    /// Sorted set: jobs that a queue was given and nobody claimed, by place in line.
+    /// Sorted set: jobs that were put in a queue and not claimed, by place in line.
     UNCLAIMED = "hero:unclaimed:": Unclaimed(queue: WorkQueue);
     /// Hash: depth, oldest age and throughput of a queue.
     STATS = "hero:meta:queue:stats:": QueueStats(queue: WorkQueue);
     /// String: a job that is not to be accepted any more.
     STOP = "hero:stop:": StopMark(job: JobKey);
-    /// List: a job's result for whoever waits.
+    /// List: a job's result for its waiting reader.
     REPLY = "hero:q:reply:": Reply(job: JobKey);
     /// String: the job that a signature of an actor belongs to, `<flow uid>-<job>`.
     NONCE = "hero:nonce:": Nonce(of: ActorNonce);
-    /// String: the hash of what an operator asked for, by its request id.
+    /// String: the hash of an operator's request, by its id.
     REQUEST = "hero:request:": Request(id: String);
     /// Hash: the coordinator that a context is bound to.
     BINDING = "hero:uid:": ContextBinding(context: ContextUid);
@@ -131,7 +131,7 @@ supervisor_keys! {
     CONTEXTS = "hero:contexts:": BoundContexts(coordinator: CoordinatorRootKey);
     /// Sorted set: a context's jobs that are still kept, by when they are forgotten.
     JOBS = "hero:jobs:": ContextJobs(context: ContextUid);
-    /// Set: every old queue that jobs were pushed to and not all heard of since.
+    /// Set: every old queue that holds or held jobs of ours whose end is open.
     OLD_QUEUES = "hero:legacy": OldQueues;
     /// Sorted set: what waits in an old queue, by place in line.
     OLD_WAITING = "hero:legacy:": OldWaiting(queue: LegacyQueue);
@@ -147,7 +147,7 @@ supervisor_keys! {
     "": Old(queue: LegacyQueue);
 }
 
-/// The root key of a coordinator: 64 hex digits in small letters.
+/// The root key of a coordinator: 64 hex digits in lower case.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct CoordinatorRootKey(String);
 

@@ -1,11 +1,11 @@
-//! Puts a script together of its parts: with numbers in place of the names of its keys and arguments, and of the functions only those
-//! that it uses.
+//! Assembles a script from its parts: names of keys and arguments become numbers, and only functions that are used are
+//! included.
 //!
-//! A part names what it is called with at its beginning, in lines that begin with `-- KEYS =` and `-- ARGV =`; these names come behind
-//! those of the parts before it. It says `KEYS.flow` and `ARGV.owner`, and `KEYS_NAMED` and `ARGV_NAMED` for how many have a name.
+//! A part names its keys and arguments at its beginning, in lines that begin with `-- KEYS =` and `-- ARGV =`; these names follow
+//! those of the parts before it. It uses `KEYS.flow` and `ARGV.owner`, and `KEYS_NAMED` and `ARGV_NAMED` for how many have a name.
 //!
-//! Redis makes every function of a script anew at each call, and its collector goes through all that it keeps of each script. So what
-//! a script does not use costs it as much as what it does.
+//! Redis creates every function of a script again at each call, and its collector walks everything that is kept of each script. So
+//! an unused function costs a script as much as a used one.
 
 use std::collections::BTreeSet;
 
@@ -73,7 +73,7 @@ impl ScriptParameterNames {
 
 /// A stretch of a script's text.
 struct ScriptSegment<'a> {
-    /// The function that it is; nothing for what is always carried out.
+    /// The function that it defines; nothing for code that always runs.
     function: Option<&'a str>,
     text: String,
 }
@@ -117,7 +117,7 @@ fn pieces(whole: &str) -> Vec<ScriptSegment<'_>> {
     pieces
 }
 
-/// The text of what is always carried out, and of the functions that it comes to.
+/// The text of the code that always runs, and of the functions that it uses, also indirectly.
 fn used(pieces: &[ScriptSegment<'_>]) -> String {
     let mut named = BTreeSet::new();
     let mut to_see: Vec<&ScriptSegment<'_>> =

@@ -1,8 +1,8 @@
 //! A subscription to a cluster: one to each primary.
 //!
-//! What is published at one node arrives at all of them. It is heard from the node that serves the channel's slot, so
-//! once; and since scripts publish on channels of the slot that they change, from the node that the change was made
-//! at. A change of who that is counts as a loss, since the new one may lack what the former one told of.
+//! A message that is published at one node arrives at all of them. It is taken from the node that serves the channel's slot, so
+//! once; and since scripts publish on channels of the slot that they change, it comes from the node that made the change.
+//! A change of that node counts as a loss, since the new one may lack messages of the former one.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,10 +17,10 @@ use crate::error::Error;
 use crate::slot;
 use crate::subscription::{KvSubscriptionEvent, RETRY_MAX, ServerSubscription, Topic};
 
-/// Notices that nobody has taken, before those who listen are held back.
+/// Notices that were not taken yet, before the subscribing tasks are held back.
 const NOTICES_BUFFER: usize = 256;
 
-/// Tells what its task hears. The task begins with the first question and ends with this.
+/// Passes on what its task receives. The task begins with the first call of `next` and ends when this is dropped.
 pub(super) struct ClusterSubscription {
     cluster: Arc<Cluster>,
     topics: Vec<Topic>,
@@ -52,8 +52,8 @@ impl ClusterSubscription {
     /// Waits for the next event, as [`crate::KvSubscription::next`] does.
     pub(super) async fn next(&mut self) -> KvSubscriptionEvent {
         let begun = self.begun.get_or_insert_with(|| {
-            let (told, notices) = mpsc::channel(NOTICES_BUFFER);
-            let task = ClusterSubscriptionTask::new(Arc::clone(&self.cluster), self.topics.clone(), told);
+            let (sender, notices) = mpsc::channel(NOTICES_BUFFER);
+            let task = ClusterSubscriptionTask::new(Arc::clone(&self.cluster), self.topics.clone(), sender);
             ClusterSubscriptionHandle { notices, task: tokio::spawn(task.run()).abort_handle() }
         });
         match begun.notices.recv().await {
@@ -90,12 +90,12 @@ impl Drop for ClusterNodeSubscription {
 }
 
 impl ClusterSubscriptionTask {
-    fn new(cluster: Arc<Cluster>, topics: Vec<Topic>, told: mpsc::Sender<KvSubscriptionEvent>) -> Self {
+    fn new(cluster: Arc<Cluster>, topics: Vec<Topic>, sender: mpsc::Sender<KvSubscriptionEvent>) -> Self {
         let (hears, heard) = mpsc::channel(NOTICES_BUFFER);
         Self {
             cluster,
             topics,
-            event_sender: told,
+            event_sender: sender,
             heard,
             hears,
             listening: HashMap::new(),
@@ -130,7 +130,7 @@ impl ClusterSubscriptionTask {
         }
     }
 
-    /// Listens to all who serve something, and to nobody else.
+    /// Subscribes at all nodes that serve something, and at no others.
     fn follow(&mut self) {
         self.map = self.cluster.cached_map();
         let primaries = self.map.primaries();
@@ -164,7 +164,7 @@ impl ClusterSubscriptionTask {
                 *is_subscribed = false;
                 self.lost(error).await;
             }
-            // Never said of one node.
+            // Never comes of one node.
             KvSubscriptionEvent::Partial => {}
         }
     }
@@ -178,13 +178,13 @@ impl ClusterSubscriptionTask {
 
     async fn lost(&mut self, error: Error) {
         if self.hears_anybody() {
-            tracing::warn!(%error, "a node of the cluster is not heard until it is back, or another one in its place");
+            tracing::warn!(%error, "a node of the cluster is not subscribed to until it, or its successor, is back");
             self.send(KvSubscriptionEvent::Partial).await;
         } else {
             self.send(KvSubscriptionEvent::Lost(error)).await;
         }
         if let Err(error) = self.cluster.read_after(&self.cluster.cached_map()).await {
-            tracing::debug!(%error, "who serves the cluster cannot be found out");
+            tracing::debug!(%error, "cannot read the primaries of the cluster");
         }
     }
 
@@ -193,7 +193,7 @@ impl ClusterSubscriptionTask {
     }
 
     async fn send(&self, notice: KvSubscriptionEvent) {
-        // Whoever listened may have gone, and this task is about to end.
+        // The receiver may be gone; this task is then about to end.
         let _ = self.event_sender.send(notice).await;
     }
 }

@@ -62,7 +62,7 @@ async fn a_slot_moves(cluster: &RedisCluster, kv: &Kv) {
     };
     say(to, &["CLUSTER", "SETSLOT", slot, "IMPORTING", &from_id]);
     say(from, &["CLUSTER", "SETSLOT", slot, "MIGRATING", &to_id]);
-    // What is not there any more is asked of the node that the slot goes to, one by one and in a pipeline.
+    // Missing keys are asked of the node that the slot goes to, one by one and in a pipeline.
     let connection = kv.at(0, tag);
     let fresh = |n: u32| format!("{{{tag}}}:fresh:{n}");
     connection.cmd(Cmd::new("SET").arg(&fresh(1)).arg("a")).await.expect("it is asked there");
@@ -99,7 +99,7 @@ async fn all_are_heard(subscription: &mut KvSubscription) {
     }
 }
 
-/// Every node tells of what is published at any, and a hint is heard once all the same.
+/// Every node passes on what is published at any, and a hint is received once all the same.
 async fn hints_are_heard_once(kv: &Kv) {
     let mut subscription = kv.subscribe(vec![Topic::Pattern("{*}:hint".to_owned())]);
     all_are_heard(&mut subscription).await;
@@ -127,7 +127,7 @@ async fn a_primary_dies(cluster: &mut RedisCluster, kv: &Kv) {
     assert_eq!(changed.and_then(|value| value.uint()), Ok(before + 1));
     cluster.kill9(killed);
     assert_eq!(raised(kv, tag).await, before + 2);
-    // Whoever keeps something as long as it would hear of changes has to know that it would not.
+    // A cache that relies on changes has to learn that it would miss them.
     assert_eq!(subscription.next().await, KvSubscriptionEvent::Partial);
     let heard_again = async {
         let mut last = KvSubscriptionEvent::Partial;

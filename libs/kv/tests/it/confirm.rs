@@ -78,7 +78,7 @@ fn is_unknown(result: &Result<u64, Error>) -> bool {
     matches!(result, Err(Error::UnknownOutcome { .. }))
 }
 
-/// Why nobody knows.
+/// Why the outcome is unknown.
 fn doubt(result: Result<u64, Error>) -> String {
     match result {
         Err(Error::UnknownOutcome { reason, .. }) => reason,
@@ -146,7 +146,7 @@ async fn a_round_that_breaks_leaves_an_unknown_outcome() {
     pair.replica.pause();
     let broken = async {
         let round = pair.waits().await;
-        // Nobody else waits for it.
+        // No other command waits for it.
         let read = connection.cmd(Cmd::new("GET").arg("n")).await;
         assert_eq!(read.and_then(|value| value.uint()), Ok(1));
         pair.kill(&round);
@@ -235,7 +235,7 @@ async fn a_process_that_was_a_replica_meanwhile_has_another_past() {
         assert!(pair.primary.raw(0, &command).starts_with("+OK"));
     }
     pair.is_linked().await;
-    // It is the same process, and nobody has lost a connection.
+    // It is the same process, and no connection was lost.
     let answer = raise(&connection, REPLICA).await;
     assert!(is_unknown(&answer), "{answer:?}");
     assert_eq!(raise(&connection, REPLICA).await, Ok(3));
@@ -263,7 +263,7 @@ async fn nothing_is_changed_on_a_server_that_is_not_fit_for_it() {
     let fit = wait_until(|| async { raise().await.ok() }, PATIENCE, "the replica is there").await;
     assert_eq!(fit, Value::Int(1));
 
-    // The next process is asked anew.
+    // The setup of the next process is read again.
     drop(replica);
     redis.restart();
     let refused = || async { raise().await.err().filter(|error| matches!(error, Error::Unfit { .. })) };

@@ -1,4 +1,4 @@
-//! The beginning of an execution's JSON, for those who pass it on unread.
+//! Head of an execution's JSON, for services that forward the rest unread.
 
 use std::fmt;
 
@@ -21,8 +21,8 @@ pub struct ExecutionHead {
 }
 
 impl ExecutionHead {
-    /// Reads the head of an execution. What follows it is not looked at where the head stands first, as it does in all that an
-    /// [`Execution`](super::Execution) writes; of another order everything is read.
+    /// Reads the head of an execution. When the head comes first, as in every text that [`Execution`](super::Execution)
+    /// writes, the rest is not parsed; otherwise everything is.
     ///
     /// # Errors
     /// When the text is no object with these three.
@@ -33,14 +33,15 @@ impl ExecutionHead {
         }
     }
 
-    /// A report of it.
+    /// A report on this attempt.
     #[must_use]
     pub fn report(self, source: &ReportSource, kind: ReportKind) -> NodeReport {
         let Self { job_key, context_id, flow_id } = self;
         NodeReport { job_key, context_id, flow_id, source: Some(source.clone()), kind }
     }
 
-    /// The head of an execution that begins with it, and what follows: further fields behind a comma, or the closing brace.
+    /// Splits an execution that begins with its head into the head and the rest: further fields behind a comma, or the
+    /// closing brace.
     #[must_use]
     pub fn split(json: &[u8]) -> Option<(Self, &[u8])> {
         let mut begin = JsonCursor::of(json);
@@ -73,13 +74,13 @@ impl<'a> JsonCursor<'a> {
         Self(text)
     }
 
-    /// Passes over this text; nothing when another one stands there.
+    /// Skips this text; returns `None` when another one comes next.
     pub fn skip(&mut self, text: &str) -> Option<()> {
         self.0 = self.0.strip_prefix(text.as_bytes())?;
         Some(())
     }
 
-    /// Gives the text before a byte, and leaves that byte to read.
+    /// Returns the text before a byte, and leaves that byte to read.
     pub fn until(&mut self, end: u8) -> Option<&'a str> {
         let at = self.0.iter().position(|byte| *byte == end)?;
         let (text, rest) = self.0.split_at(at);
@@ -95,7 +96,7 @@ impl<'a> JsonCursor<'a> {
         std::str::from_utf8(text).ok()?.parse().ok()
     }
 
-    /// Gives the text that is left: further fields, or the end of the object.
+    /// Returns the remaining text: further fields, or the end of the object.
     #[must_use]
     pub fn rest(self) -> Option<&'a [u8]> {
         Some(self.0).filter(|rest| matches!(rest.first(), Some(b',' | b'}')))

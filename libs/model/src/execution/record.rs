@@ -11,8 +11,8 @@ pub struct ExecutionRecord {
     pub text: String,
     /// The script's text; of a script in a blob, the hash of that.
     pub script: String,
-    /// The hash of what is to run: the SHA-256 of the execution's JSON with script and signature. Whether bytes came inline does not
-    /// matter, nor who is traced. A supervisor that knows the job key with another hash refuses it: an attempt never changes.
+    /// The hash of the work: the SHA-256 of the execution's JSON with script and signature. Inlined bytes and the trace are
+    /// not covered. A supervisor that knows the job key with another hash refuses the execution: an attempt never changes.
     pub hash: BlobHash,
 }
 
@@ -52,7 +52,7 @@ impl ExecutionRecord {
 
 /// An execution without the bytes that came inline with its files; nothing where none did.
 ///
-/// A supervisor keeps them as blobs before it writes the record, so that a record with them is rare.
+/// A supervisor stores such files as blobs before it writes the record, so a record with inlined bytes is rare.
 fn without_bytes(execution: &Execution) -> Option<Execution> {
     execution.files.values().any(|file| file.inline.is_some()).then(|| {
         let mut bare = execution.clone();
@@ -65,7 +65,7 @@ fn without_bytes(execution: &Execution) -> Option<Execution> {
 
 /// Hashes an execution's text as it is with its script and its signature.
 fn hash(text: &str, script: Option<&str>, signature: Option<&str>) -> Result<BlobHash, serde_json::Error> {
-    // Not within a text of JSON, whose quotation marks are escaped: it is the field, and the first one.
+    // The search cannot match inside a JSON text, whose quotation marks are escaped: the first match is the field.
     let before_script = "\"script\":{\"inline\":";
     let (before, script, after) = match (script, text.find(before_script)) {
         (Some(script), Some(at)) => {
@@ -78,7 +78,7 @@ fn hash(text: &str, script: Option<&str>, signature: Option<&str>) -> Result<Blo
     Ok(BlobHash::of_parts(&[before.as_bytes(), script.as_bytes(), after.as_bytes()]))
 }
 
-/// An object's text with one more field behind the others.
+/// Appends a field to the text of an object.
 fn with_last(mut object: String, name: &str, value: Option<&str>) -> Result<String, serde_json::Error> {
     if let Some(value) = value {
         object.pop();

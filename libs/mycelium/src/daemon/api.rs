@@ -242,7 +242,7 @@ impl DaemonApi {
 
 fn map_error(error: ClientError) -> DaemonApiError {
     match error {
-        ClientError::Call(said) => map_code(said.code(), said.message(), said.data().map(RawValue::get)),
+        ClientError::Call(error) => map_code(error.code(), error.message(), error.data().map(RawValue::get)),
         ClientError::Transport(error) => {
             let rejected = error.downcast_ref::<transport::Error>();
             match rejected {
@@ -376,7 +376,7 @@ struct InfoIn {
     node_ip: Option<Ipv6Addr>,
     node_pubkey: String,
     node_start_time: Option<u64>,
-    /// None of the known ones tells it.
+    /// The known versions do not report it.
     #[serde(default, alias = "nodeVersion")]
     version: String,
 }

@@ -181,6 +181,6 @@ impl DaemonConnection {
 async fn look(api: &DaemonApi) -> Result<BusNode, DaemonApiError> {
     let looked = tokio::time::timeout(LOOK_TIMEOUT, api.node()).await;
     looked.unwrap_or_else(|_| {
-        Err(DaemonApiError::Down("it does not answer: somebody's pop may wait on it".to_owned()))
+        Err(DaemonApiError::Down("it does not answer: a pop of another client may block it".to_owned()))
     })
 }

@@ -7,11 +7,11 @@ use crate::bus::PublicKey;
 
 use super::frame::BusMessageId;
 
-/// How far behind the newest message of a lane another is still told from one that came.
+/// How far behind the newest message of a lane another may be and still be recognized as new or repeated.
 const WINDOW: u64 = 16 * 1024;
 /// Lanes of one sender: it draws a new one when it starts, and after a long silence.
 const LANES_MAX: usize = 4;
-/// Senders, at most; the one not heard of for the longest is forgotten.
+/// Senders, at most; the one that was silent for the longest is forgotten.
 const SENDERS_MAX: usize = 2048;
 
 /// Result of looking a message up among the earlier ones.
@@ -19,7 +19,7 @@ const SENDERS_MAX: usize = 2048;
 pub(super) enum DuplicateCheck {
     New,
     Seen,
-    /// Too far behind to tell.
+    /// Too far behind to decide.
     TooOld,
 }
 

@@ -1,4 +1,4 @@
-//! How a service is told of its daemon.
+//! Flags that configure a service's daemon.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;

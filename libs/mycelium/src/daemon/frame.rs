@@ -51,7 +51,7 @@ pub(super) enum FrameAckStatus {
     Partial,
     /// The topic has no listener.
     NoListener,
-    /// The message came after its deadline, or too late to tell whether it came before.
+    /// The message came after its deadline, or too late to be recognized as a repetition.
     Expired,
     /// There is no room for parts now.
     Busy,
@@ -117,8 +117,8 @@ impl BusFrame {
         let verdict;
         let (kind, body): (u8, &[u8]) = match &self.body {
             FrameBody::Data(data) => (1, data),
-            FrameBody::Acknowledgement(said) => {
-                let code = VERDICTS.iter().position(|known| known == said).expect("all are in the table");
+            FrameBody::Acknowledgement(status) => {
+                let code = VERDICTS.iter().position(|known| known == status).expect("all are in the table");
                 verdict = [code as u8];
                 (2, &verdict)
             }
@@ -155,7 +155,7 @@ impl BusFrame {
         let (part, parts) = (short(28), short(30));
         let end = HEAD_BYTES + length;
         if end > bytes.len() || bytes.len() > padded(end) {
-            return Err(FrameError("a frame whose length is not what it says"));
+            return Err(FrameError("a frame whose length differs from the length in its header"));
         }
         if part >= parts || parts > PARTS_MAX {
             return Err(FrameError("a frame with a part that cannot be"));

@@ -1,10 +1,10 @@
-//! Receives: looks for messages without ever waiting in the daemon, hands them over, takes them out.
+//! Receiving: finds messages without ever waiting in the daemon, hands them over, takes them out.
 //!
 //! Each message is peeked at, handed over, kept in the daemon until its receipt says that it is persisted
 //! or [`Timings::hold`] has passed, popped, and acknowledged, in this order. The limit on that wait
-//! is what lets a handler ask its sender something while it works: the answer stands behind the message in
-//! the daemon. A process that dies in between finds the message again, and its sender hears nothing and sends it
-//! again; what is handed over twice then is told apart by its job key, above.
+//! lets a handler call its sender while it works: the answer stands behind the message in
+//! the daemon. A process that dies in between finds the message again, and its sender, without an acknowledgement, sends it
+//! again; a message that is handed over twice is recognized by its job key, in the layer above.
 //!
 //! [`Timings::hold`]: super::Timings::hold
 
@@ -27,7 +27,7 @@ use super::frame::{BusFrame, DaemonPayload, FrameAckStatus, FrameBody, read};
 use super::outgoing::{AckMatch, unix_now_ms};
 use super::reassembly::{Reassembler, ReassemblyResult};
 
-/// How often a daemon that others use as well is asked for messages without a topic while none is expected.
+/// How often a daemon that others use as well is polled for messages without a topic while none is expected.
 const DRAIN_EVERY: Duration = Duration::from_secs(1);
 /// How long an acknowledgement for another process on this daemon is left to it.
 const OTHERS_PATIENCE: Duration = Duration::from_secs(10);
@@ -194,7 +194,7 @@ impl DaemonBusInner {
         self.metrics.pops.inc();
         self.answer(api, &message, answer).await;
         if let Some(other) = popped.filter(|popped| popped.id != message.id) {
-            // Somebody else takes messages of ours out of this daemon.
+            // Another process takes our messages out of this daemon.
             tracing::warn!("another process receives from the Mycelium daemon under the same topic");
             if let ReceiveAction::Take(answer) = self.take(&other, memory).await {
                 self.answer(api, &other, answer).await;
@@ -203,7 +203,7 @@ impl DaemonBusInner {
         Ok(true)
     }
 
-    /// Tells the sender. When that fails, or gets lost, it sends again and hears the same.
+    /// Sends the acknowledgement. When that fails, or gets lost, the sender sends again and gets the same one.
     async fn answer(&self, api: &DaemonApi, message: &DaemonMessage, answer: Option<BusFrame>) {
         let Some(answer) = answer else { return };
         if let Err(error) = api.reply(&message.id, message.from, &answer.encode()).await {
@@ -246,26 +246,26 @@ impl DaemonBusInner {
         listener: &mpsc::Sender<IncomingPayload>,
         memory: &mut ReceiverState,
     ) -> ReceiveAction {
-        let said = |verdict| ReceiveAction::Take(Some(frame.acknowledge(verdict)));
+        let reply = |verdict| ReceiveAction::Take(Some(frame.acknowledge(verdict)));
         let data = match &frame.body {
             FrameBody::Data(data) => data.clone(),
-            FrameBody::Ping => return said(FrameAckStatus::Taken),
+            FrameBody::Ping => return reply(FrameAckStatus::Taken),
             FrameBody::Acknowledgement(_) => return ReceiveAction::DROP,
         };
         let slack = u64::try_from(self.timings.clock_slack.as_millis()).unwrap_or(u64::MAX);
         if frame.deadline_ms != 0 && unix_now_ms() > frame.deadline_ms.saturating_add(slack) {
             self.metrics.expired.inc();
-            return said(FrameAckStatus::Expired);
+            return reply(FrameAckStatus::Expired);
         }
         match memory.seen.look(from, frame.id) {
             DuplicateCheck::New => {}
             DuplicateCheck::Seen => {
                 self.metrics.duplicates.inc();
-                return said(FrameAckStatus::Taken);
+                return reply(FrameAckStatus::Taken);
             }
             DuplicateCheck::TooOld => {
                 self.metrics.expired.inc();
-                return said(FrameAckStatus::Expired);
+                return reply(FrameAckStatus::Expired);
             }
         }
         let place = (frame.part, frame.parts);
@@ -283,13 +283,13 @@ impl DaemonBusInner {
         } else {
             match memory.joiner.add(from, frame.id, place, data, Instant::now()) {
                 ReassemblyResult::Complete(payload) => payload,
-                ReassemblyResult::Incomplete => return said(FrameAckStatus::Partial),
-                ReassemblyResult::Full => return said(FrameAckStatus::Busy),
+                ReassemblyResult::Incomplete => return reply(FrameAckStatus::Partial),
+                ReassemblyResult::Full => return reply(FrameAckStatus::Busy),
             }
         };
         memory.seen.note(from, frame.id);
         self.hand_over(room, from, payload, (PayloadForm::Framed, None)).await;
-        said(FrameAckStatus::Taken)
+        reply(FrameAckStatus::Taken)
     }
 
     /// A part that others have to follow needs no room in the inbox yet.
@@ -359,7 +359,7 @@ impl DaemonBusInner {
                     self.channels.mark_present(message.from);
                     return ReceiveAction::DROP;
                 }
-                // Nobody but its process has a use for it; that one may be gone.
+                // Only its own process can use it, and that may be gone.
                 AckMatch::Unawaited => return self.leave_for_a_while(message, memory),
             }
         }
@@ -412,7 +412,7 @@ impl DaemonBusInner {
         room.send(IncomingPayload { from, payload, form, receipt });
         self.metrics.received.inc();
         self.channels.mark_present(from);
-        // Gone without a word means as much as a receipt; later than that nobody waits.
+        // A receipt dropped without a verdict counts as given; after `hold` we do not wait any more.
         let _ = tokio::time::timeout(self.timings.hold, persisted).await;
     }
 

@@ -19,7 +19,7 @@ pub struct Metrics {
     pub received: IntCounter,
     /// Acknowledgements, and plain answers, that came after their push had stopped waiting.
     pub late_replies: IntCounter,
-    /// Replies from a node that was not asked.
+    /// Replies from other nodes than the one that was sent to.
     pub strangers: IntCounter,
     /// Payloads that came before.
     pub duplicates: IntCounter,

@@ -28,7 +28,7 @@ const LANES_MAX: usize = 4096;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum NodePresence {
-    /// Never heard of: the first message finds out.
+    /// Not known yet: the first message finds out.
     Unknown,
     Here,
     Absent,
@@ -186,7 +186,7 @@ impl NodeChannels {
         self.lanes().values().any(|lane| lane.id == id.channel)
     }
 
-    /// A node that was heard of is there.
+    /// Marks a node as present after a message from it.
     pub(super) fn mark_present(&self, key: PublicKey) {
         let lane = self.lanes().get(&key).cloned();
         if let Some(lane) = lane.filter(|lane| !lane.is_here()) {

@@ -26,7 +26,7 @@ const BUSY_PAUSE: Duration = Duration::from_millis(200);
 const PROBE_REPLY_SECS: u64 = 2;
 /// Plain messages whose answers may still come.
 const LATE_ANSWERS_MAX: usize = 1024;
-/// How long they may: who knows nothing but JSON-RPC may answer when what it was asked to run has ended.
+/// How long they may come: a node that knows only JSON-RPC may answer when the job that it was given has ended.
 const LATE_ANSWERS_KEEP: Duration = Duration::from_secs(24 * 3600);
 
 /// The acknowledgements that are waited for. An entry lives as long as its sender waits.
@@ -46,7 +46,7 @@ pub(super) enum AckMatch {
     Awaited,
     /// The acknowledgement was not awaited, or not any more.
     Unawaited,
-    /// The acknowledgement is from a node that was not asked.
+    /// The acknowledgement is from another node than the one that was sent to.
     ByStranger,
 }
 
@@ -343,7 +343,7 @@ impl DaemonBusInner {
         if here { self.timings.reply_secs } else { self.timings.reply_secs.min(PROBE_REPLY_SECS) }
     }
 
-    /// Reads a reply. One that is not the acknowledgement of what was sent is no reason to send it
+    /// Reads a reply. A reply that is not the acknowledgement of the message is no reason to send the message
     /// again at once: the true one comes without a topic then.
     async fn read_reply(&self, lane: &NodeChannel, reply: DaemonMessage) {
         if reply.from != lane.key {

@@ -27,7 +27,7 @@ pub enum JsonRpcId {
 /// A response that came in.
 #[derive(Debug, Clone)]
 pub struct JsonRpcResponse {
-    /// Request that is answered; absent when the other side could not tell.
+    /// Id of the answered request; absent when the other side could not read it.
     pub id: Option<JsonRpcId>,
     /// Result or error.
     pub answer: JsonRpcResult,
@@ -67,7 +67,7 @@ pub enum JsonRpcParseError {
     #[error("a payload has at most {PAYLOAD_BYTES_MAX} bytes, this one has {0}")]
     TooLarge(usize),
     /// Not JSON, or a batch beyond its limit.
-    #[error("the payload is no JSON-RPC: {0}")]
+    #[error("the payload is not JSON-RPC: {0}")]
     NotJson(String),
     /// A batch without members.
     #[error("a batch has at least one member")]
@@ -87,7 +87,7 @@ impl From<JsonRpcParseError> for JsonRpcError {
 /// Reads a payload.
 ///
 /// # Errors
-/// [`JsonRpcParseError`] when there are no members to speak of.
+/// [`JsonRpcParseError`] when the payload has no members.
 pub fn parse(payload: &[u8]) -> Result<JsonRpcPayload, JsonRpcParseError> {
     if payload.len() > PAYLOAD_BYTES_MAX {
         return Err(JsonRpcParseError::TooLarge(payload.len()));
@@ -193,7 +193,7 @@ fn checked(parsed: RawJsonRpcMessage<'_>) -> Result<JsonRpcMessage, InvalidJsonR
             if method.is_empty() || method.len() > METHOD_BYTES_MAX {
                 return Err(invalid("a method's name has 1 to 64 bytes"));
             }
-            // A request with the id `null` could not be told from others: nobody sends that.
+            // A request with the id `null` could not be told apart from others, so it is refused.
             let id = match &id {
                 None => None,
                 Some(None) => return Err(invalid("a request's id is a number or a text")),

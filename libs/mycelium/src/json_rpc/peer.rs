@@ -172,7 +172,7 @@ impl JsonRpcPeer {
 
     fn over(outbox: PeerOutbox, handler: Arc<dyn JsonRpcHandler>) -> Self {
         let handlers = Arc::new(Semaphore::new(HANDLERS_MAX));
-        // What another life of this side had asked must not be taken for the answer to something else.
+        // An answer to a request of an earlier process must not be taken for the answer to another request.
         let next_id = u64::from(rand::random::<u32>()) << 20;
         let waiting = Mutex::new(PendingCallBatches { next_id, ..PendingCallBatches::default() });
         Self(Arc::new(JsonRpcPeerInner { outbox, handler, handlers, waiting }))
@@ -314,12 +314,12 @@ impl JsonRpcPeer {
         });
     }
 
-    /// Handles a payload that a guard has opened; answers a rejected one where its sender may be told.
+    /// Handles a payload that a guard has opened; answers a rejected one where its sender may get an answer.
     pub fn receive_opened(&self, opened: Result<Bytes, RejectedPayload>, receipt: Receipt) {
         match opened {
             Ok(payload) => self.receive_with(&payload, receipt),
             Err(RejectedPayload { error, body, over }) => {
-                tracing::warn!(reason = error.reason(), "something was not heard: {}", error.message);
+                tracing::warn!(reason = error.reason(), "a payload is rejected: {}", error.message);
                 if let Some(body) = body {
                     self.refuse(&body, &error);
                 }
@@ -332,7 +332,7 @@ impl JsonRpcPeer {
 
     /// Rejects every request in an incoming payload with this error. Responses in the payload are ignored.
     fn refuse(&self, payload: &[u8], error: &JsonRpcError) {
-        // Whoever says much that is refused is not told of all of it.
+        // A sender of many refused payloads does not get an answer to each.
         let Ok(permit) = Arc::clone(&self.0.handlers).try_acquire_owned() else { return };
         let (members, batch) = match parse(payload) {
             Ok(JsonRpcPayload::Single(member)) => (vec![member], false),
@@ -426,7 +426,7 @@ impl JsonRpcPeer {
     /// Notes an answer. An unexpected or repeated one changes nothing.
     fn answered(&self, response: JsonRpcResponse) {
         let JsonRpcResponse { id: Some(JsonRpcId::Number(id)), answer } = response else {
-            tracing::debug!(id = ?response.id, "an answer to nobody");
+            tracing::debug!(id = ?response.id, "an answer without an open call");
             return;
         };
         let mut waiting = self.waiting();

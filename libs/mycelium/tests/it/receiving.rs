@@ -77,7 +77,7 @@ async fn what_cannot_be_read_does_not_stand_in_the_way() {
     let raw = a.raw();
     let receiver = bus(&b, "ws");
     let to = receiver.key().await;
-    // Too long to be told by the daemon, not a frame, not JSON.
+    // Too long to be delivered by the daemon, not a frame, not JSON.
     raw.push(to, TOPIC, &vec![b'x'; 7_864_158]).await;
     raw.push(to, TOPIC, b"\xb5M\x01 a torn frame").await;
     raw.push(to, TOPIC, b"hello").await;

@@ -1,4 +1,4 @@
-//! Acknowledgements that come late, or from somebody else.
+//! Acknowledgements that come late, or from another node.
 
 use std::time::Duration;
 

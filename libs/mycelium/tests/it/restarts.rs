@@ -16,7 +16,7 @@ fn number(payload: &[u8]) -> u32 {
     std::str::from_utf8(payload).unwrap().parse().unwrap()
 }
 
-/// How often each number came, until somebody hangs up.
+/// How often each number came, until the watcher hangs up.
 async fn count(mut inbox: BusInbox, seen: watch::Sender<HashMap<u32, u32>>) {
     while let Some(incoming) = inbox.next().await {
         seen.send_modify(|seen| *seen.entry(number(&incoming.payload)).or_default() += 1);

@@ -131,7 +131,7 @@ pub fn from_rotate(request: v1::RotateActorKeyRequest) -> Result<KeyRotation, Vi
         pubkey,
         overlap_secs,
         revoke_certificates,
-        // For whoever knows keys.
+        // Checked by the caller, which knows keys.
         key_proof: _,
     } = request;
     if !is_key(&pubkey) {

@@ -55,8 +55,8 @@ pub fn to_wire(flow: &Flow) -> v1::Flow {
     }
 }
 
-/// The flow as it was after `change`, of which `flow` is another reading: what changes while it runs is the event's. A result
-/// that the event does not tell is that of `flow` where both have the same end; otherwise it is lost, and said to be incomplete.
+/// The flow as it was after `change`; `flow` is a reading of another time. Fields that change while it runs are the event's. A result
+/// that the event lacks is that of `flow` where both have the same end; otherwise it is lost, and marked as incomplete.
 #[must_use]
 pub fn apply_event(flow: &v1::Flow, change: &FlowEvent, revision: Revision) -> v1::Flow {
     // Its name, its caller and the time when it was made do not change.

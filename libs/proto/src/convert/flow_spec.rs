@@ -1,4 +1,4 @@
-//! Flows as they are asked for: the one place where a submission is parsed.
+//! Flows as they are submitted: the one place where a submission is parsed.
 
 use std::collections::BTreeMap;
 
@@ -49,7 +49,7 @@ pub fn from_wire(mut flow: v1::FlowSpec, at: &str) -> Result<FlowSpec, FlowDraft
     }
 }
 
-/// Parses everything of a flow but its nodes, and notes what is wrong with it.
+/// Parses everything of a flow but its nodes, and notes the violations.
 pub fn header_from_wire(flow: v1::FlowSpec, at: &str, violations: &mut Violations) -> Option<FlowSpec> {
     let v1::FlowSpec { name, env_vars, fail_fast, deadline_secs, cancel_timeout_secs, nodes: _ } = flow;
     let name = violations.take(&format!("{at}.name"), name.parse::<Name>());
@@ -70,7 +70,7 @@ pub fn header_from_wire(flow: v1::FlowSpec, at: &str, violations: &mut Violation
     })
 }
 
-/// A flow as it is asked for, without its nodes.
+/// Header of a submitted flow, without its nodes.
 #[must_use]
 pub fn header_of(flow: &v1::FlowSpec) -> v1::FlowSpec {
     let v1::FlowSpec { name, env_vars, fail_fast, deadline_secs, cancel_timeout_secs, nodes: _ } = flow;
@@ -84,7 +84,7 @@ pub fn header_of(flow: &v1::FlowSpec) -> v1::FlowSpec {
     }
 }
 
-/// A flow as it is asked for, with its nodes.
+/// Writes a flow as it was submitted, with its nodes.
 #[must_use]
 pub fn to_wire(flow: FlowSpec) -> v1::FlowSpec {
     let FlowSpec { name, env_vars, fail_fast, deadline_secs, cancel_timeout_secs, nodes } = flow;
@@ -114,7 +114,7 @@ fn node_to_wire(node: NodeSpec) -> v1::NodeSpec {
     }
 }
 
-/// Parses one node of a submission; notes what is wrong with it. `at` is its path in the request.
+/// Parses one node of a submission; notes the violations. `at` is its path in the request.
 pub fn node_from_wire(node: v1::NodeSpec, at: &str, violations: &mut Violations) -> Option<NodeSpec> {
     parse_node(node, at, violations).ok()
 }
@@ -133,7 +133,7 @@ fn parse_node(node: v1::NodeSpec, at: &str, violations: &mut Violations) -> Resu
         when,
         created_job_id,
     } = node;
-    // Whoever can read jobs has put the job itself in its place by now.
+    // The scheduler has put the created job itself in the place of this id before.
     if created_job_id != 0 {
         let wrong = match job {
             Some(_) => "a node has one job: give it here, or name one",
@@ -330,7 +330,7 @@ fn check_secs(violations: &mut Violations, field: &str, secs: u32) {
     }
 }
 
-/// Parses what a node executes; notes what is wrong with it. `at` is its path in the request.
+/// Parses what a node executes; notes the violations. `at` is its path in the request.
 pub fn job_from_wire(job: v1::JobSpec, at: &str, violations: &mut Violations) -> Option<JobSpec> {
     let JobParts { what, env_vars, files, outputs, signature } = parts_from_wire(job, at, violations);
     let (script_type, script) = what?;

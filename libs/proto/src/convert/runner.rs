@@ -1,4 +1,4 @@
-//! Runners and what is known of them.
+//! Runners and their state.
 
 use std::collections::BTreeMap;
 
@@ -97,10 +97,10 @@ pub fn instance_to_wire(instance: &InstanceInfo) -> v1::Instance {
     }
 }
 
-/// From the wire, as one service tells another.
+/// Reads a runner from the wire, as one service sends it to another.
 ///
 /// # Errors
-/// Says which part cannot be read.
+/// Names the part that cannot be read.
 pub fn from_wire(runner: v1::Runner) -> Result<RunnerView, WireRecordError> {
     let bad = |error: &dyn std::fmt::Display| WireRecordError(error.to_string());
     let v1::Runner {
@@ -286,7 +286,7 @@ fn values_from_wire(
         envelope,
         secret_ref,
     } = request;
-    // Whoever remembers requests takes the id out first, and has parsed it.
+    // A caller that stores request ids has taken the id out before, and parsed it.
     let _ = RequestId::parse(&request_id, &mut violations);
     let address = violations.take("address", Address::from_input(&address));
     if topic.len() > limits::RUNNER_TOPIC_BYTES_MAX {
@@ -358,7 +358,7 @@ fn check_plain(
             .add("envelope", "a stream carries signed envelopes only; plain ones need a `mycelium:` address");
     }
     if !signing_key.is_empty() {
-        violations.add("signing_key", "who is spoken to plainly signs nothing");
+        violations.add("signing_key", "a runner with plain envelopes signs nothing: leave the key out");
     }
     if !secret_ref.is_empty()
         && let Err(error) = secret_ref.parse::<Name>()

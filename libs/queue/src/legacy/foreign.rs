@@ -139,8 +139,8 @@ impl SupervisorQueues {
                 _ => return Ok(None),
             }
         }
-        let told = self.db().call(found.refuse_call(&why)).await?.uint()?;
-        Ok((told > 0).then_some(ForeignJob { queue, entry, refused: Some(why) }))
+        let count = self.db().call(found.refuse_call(&why)).await?.uint()?;
+        Ok((count > 0).then_some(ForeignJob { queue, entry, refused: Some(why) }))
     }
 
     /// Finds foreign entries for types of which no instance is here, since nothing else would look at them. Does nothing where

@@ -40,7 +40,7 @@ pub struct PopBinding {
 pub struct JobImportCounts {
     /// Jobs that wait for an instance now.
     pub taken: u64,
-    /// Jobs that cannot be run; their dispatchers were told.
+    /// Jobs that cannot be run; their dispatchers got the reason.
     pub refused: u64,
 }
 
@@ -159,7 +159,7 @@ impl JobImportCandidate {
             match what.text().as_deref() {
                 Ok("job") if at.job.is_some() => {}
                 Ok("large") => return Err("its script or its variables are too long".to_owned()),
-                _ => return Err("nobody knows this job".to_owned()),
+                _ => return Err("the job has no record".to_owned()),
             }
             // Who pushes into the queue of a type need not say it.
             if !script_type.is_empty() && script_type.parse() != Ok(at.script_type) {
@@ -196,9 +196,9 @@ impl JobImportCandidate {
         self.work.as_ref().err().map_or("", String::as_str)
     }
 
-    /// Ends it, and tells its dispatcher why.
+    /// Ends the job, and writes the reason for its dispatcher.
     pub(crate) fn refuse_call(&self, why: &str) -> ScriptCall {
-        // Of what nobody knows there is nothing to write to.
+        // An unknown job has no record to write to.
         let known = self.at.job.as_ref();
         let old_hash = known.map(LegacyJob::hash).unwrap_or_default();
         let old_id = known.map(LegacyJob::id).unwrap_or_default();

@@ -220,7 +220,7 @@ async fn foreign_entries_in_our_queues_do_nothing() {
         execution.instance = (job == 3).then_some(2);
         bench.accept_as(execution).await;
     }
-    // A list behind what looks like a job; nonsense; what nobody knows; ours again; ours in another's place.
+    // A list behind an entry that looks like a job; nonsense; an unknown entry; ours again; ours in another's place.
     let (first, targeted) = (job_key(1).to_string(), job_key(3).to_string());
     for entry in ["actor_queue:shell", "\u{fffd}\n", "", &unknown, &first, &targeted, &first] {
         for push in ["LPUSH", "RPUSH"] {

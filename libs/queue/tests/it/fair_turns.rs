@@ -142,7 +142,7 @@ async fn who_waits_for_others_neither_holds_up_nor_saves_up_turns() {
     accept(&bench, 3, 0..400).await;
     let taken = take(&mut intake, 400).await;
     assert_eq!(taken.iter().filter(|(number, _)| *number == 2).count(), 200);
-    // It had no turn for four hundred jobs. Whoever comes new has had as few.
+    // It had no turn for four hundred jobs. A context that comes new has had as few.
     accept(&bench, 1, 100..200).await;
     accept(&bench, 4, 100..200).await;
     let taken = take(&mut intake, 40).await;
@@ -203,7 +203,7 @@ async fn whoever_waits_is_given_the_job_whose_turn_it_is() {
     let bench = QueueTestBench::new();
     let (instance, mut intake, _control) = bench.join(1).await;
     assert_eq!(take(&mut intake, 1).await, []);
-    // As if its slots had been taken: nobody is handed anything.
+    // As if its slots had been taken: nothing is handed over.
     let _ = bench.redis.raw(15, &["DEL", "hero:takers:shell"]);
     accept(&bench, 1, 0..3).await;
     accept(&bench, 2, 0..1).await;

@@ -71,7 +71,7 @@ async fn what_others_push_is_refused_where_queues_are_closed() {
     assert_eq!(bench.settle().await, [], "each is told once");
     assert_eq!(bench.field_of(&format!("hero:job:{ours}"), "state"), "started");
 
-    // Nobody comes to what is pushed for a type that no instance is here for.
+    // No instance takes a job that is pushed for a type without instances.
     bench.push_foreign("hero:q:work:type:v", "lonely", &["script", "x"]);
     bench.supervisor.find_foreign([model::ScriptType::V].into_iter()).await.expect("looked");
     assert_eq!(bench.settle().await.len(), 1);
@@ -109,7 +109,7 @@ async fn what_others_push_is_run_and_answered_where_queues_are_open() {
     assert_eq!(bench.field_of("hero:job:abc", "output"), "hi");
     assert_eq!(bench.reply_to("abc"), r#"{"k":"v"}"#);
 
-    // What is handed back stands where it was pushed, and is adopted anew.
+    // A job that is handed back stands where it was pushed, and is adopted again.
     bench.push_foreign(SHARED, "later", &["script", "x"]);
     assert_eq!(take(&mut intake, 1).await, [0; 0]);
     assert_eq!(bench.settle().await.len(), 1);
@@ -124,7 +124,7 @@ async fn what_others_push_is_run_and_answered_where_queues_are_open() {
 async fn workers_of_others_take_what_they_can_run() {
     let bench = bench(true).await;
     let mut reader = bench.supervisor.events();
-    // Only ours know what files are: nobody else finds this one.
+    // Only our instances know what files are: foreign clients do not find this one.
     let mut with_outputs = execution(1);
     with_outputs.outputs = vec!["a.txt".into()];
     bench.accept_as(with_outputs).await;
@@ -157,7 +157,7 @@ async fn workers_of_others_take_what_they_can_run() {
     );
     assert_eq!(bench.redis.raw(15, &["EXISTS", "hero:legacy"]), ":0\r\n", "nothing is looked after any more");
 
-    // The one that nobody said anything of is put back in its place, after a while.
+    // The job without any report is put back in its place, after a while.
     let _ = bench.redis.raw(15, &["HSET", &key(3), "missing_since", "1"]);
     bench.supervisor.sweep_open().await.expect("looked");
     let (_worker, mut intake, _control) = bench.join(1).await;

@@ -68,7 +68,7 @@ async fn what_comes_together_is_fetched_together_and_in_its_order() {
     is_handed(&bench, 3);
     assert_eq!(take(&mut intake, 2).await, [1, 2]);
     assert_eq!(take(&mut intake, 1).await, [3]);
-    // Nobody is handed what is for the last slot, and while anything waits.
+    // Nothing is handed over for the last slot, and while anything waits.
     for job in [1, 2] {
         worker.finish(&ending(crate::setup::job_key(job), Outcome::Succeeded)).await.expect("finished");
     }

@@ -118,7 +118,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// How often each job ended, or was given back, as it was told.
+    /// How often each job ended, or was given back, by its events.
     async fn ends(&self) -> BTreeMap<JobKey, u32> {
         let all = Cmd::new("XRANGE").arg("hero:done").arg("-").arg("+");
         let entries =
@@ -175,7 +175,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// An end that takes the next job along; an answer that is lost is asked for again.
+    /// An end that takes the next job along; after a lost answer the jobs are asked for again.
     async fn finish_and_take(&mut self, by: usize, which: usize, lost: bool) {
         let running = &mut self.running[by];
         if running.is_empty() {
@@ -289,7 +289,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Everybody does what is left to do.
+    /// Every party does what is left to do.
     async fn settle(&mut self) {
         for _ in 0..100 {
             self.bench.supervisor.requeue_unclaimed().await.expect("put back");

@@ -95,7 +95,7 @@ async fn a_lost_instance_loses_what_it_had_started_and_no_more() {
     let state = bench.supervisor.status(job_key(1)).await.expect("an answer").expect("a known job");
     assert_eq!(state.status, QueueJobStatus::Lost);
 
-    // It was only slow: its end comes too late, and it is told what to give up.
+    // It was only slow: its end comes too late, and it learns which job to give up.
     assert_eq!(worker.refresh().await.map(|refreshed| refreshed.closed), Ok(vec![job_key(1)]));
     let late = worker.finish(&ending(job_key(1), Outcome::Succeeded)).await;
     assert_eq!(late, Ok(JobRecordOutcome::Closed(Some(QueueJobStatus::Lost))));

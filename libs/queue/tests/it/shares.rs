@@ -42,7 +42,7 @@ async fn a_slot_is_left_to_others_however_much_one_has_waiting() {
     accept(&bench, 2, 5000..5001).await;
     accept(&bench, 1, 1..2000).await;
     assert_eq!(take(&mut intake, 4).await, [5000, 1, 2, 3]);
-    // The slot that the other one gives back is not for whoever has three of four.
+    // The slot that the other context gives back is not for the one that has three of four.
     finish(&instance, 5000).await;
     assert_eq!(take(&mut intake, 1).await, [] as [u32; 0]);
     accept(&bench, 2, 5001..5003).await;
@@ -87,7 +87,7 @@ async fn who_waits_while_somebody_ends_hears_of_what_was_set_aside() {
     accept(&bench, 1, 1..8).await;
     assert_eq!(take(&mut intake, 4).await, [500, 1, 2, 3]);
     finish(&instance, 500).await;
-    // The free slot waits for somebody else; then one of the others ends.
+    // The free slot waits for another context; then one of the others ends.
     let waiting = tokio::spawn(async move {
         let taken = loop {
             let taken = intake.next(1, std::future::pending()).await.expect("an answer");

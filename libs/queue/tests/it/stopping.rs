@@ -190,7 +190,7 @@ async fn what_a_coordinator_may_have_lost_is_told_again() {
     reader.acknowledge(&again).await.expect("acknowledged");
 
     worker.finish(&ending(key, Outcome::Succeeded)).await.expect("finished");
-    // It has not answered the end: nothing has to be told twice.
+    // The coordinator has not acknowledged the end: nothing has to be sent twice.
     bench.supervisor.accept(offer(execution(1))).await.expect("a known job");
     bench.supervisor.resend_end(key).await.expect("told");
     let end = events(&mut reader, 1).await;
@@ -240,7 +240,7 @@ async fn attempts_of_a_flow_that_is_gone_are_forgotten() {
     assert_eq!(late.code(), "STOPPED");
     assert!(bench.keys(&format!("hero:q:reply:{known}")).starts_with("*0"));
 
-    // Ends are told, and forgotten then; also of what waited or ran.
+    // Ends are delivered, and forgotten then; also of jobs that waited or ran.
     take_one(&mut intake).await;
     for key in [running, waiting] {
         assert_eq!(worker.finish(&ending(key, Outcome::Failed)).await, Ok(JobRecordOutcome::Recorded));

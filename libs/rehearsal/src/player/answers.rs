@@ -33,7 +33,7 @@ impl ScenarioPlayer<'_> {
         self.put(at, 0, RunInputKey::Result(number), ScheduledInputKind::Result(end));
     }
 
-    /// Calls an effect off, unless its end is known or stands all the same.
+    /// Cancels an effect, unless its end is known or comes nevertheless.
     pub(super) fn call_off(&mut self, number: usize, of: CommandId) {
         let is_late = matches!(self.variation, Variation::CancelTooLate { work } if *work == number);
         if is_late || self.open.get(&of) != Some(&true) {
@@ -47,7 +47,7 @@ impl ScenarioPlayer<'_> {
         self.put(self.now, 0, RunInputKey::Result(called_off), ScheduledInputKind::Result(end));
     }
 
-    /// Finds the answer to a piece of work. What only a variation brings about may be answered by other scenarios.
+    /// Finds the answer to a piece of work. In a variation, answers of other scenarios may be used too.
     fn find(&mut self, work: &RunWork, occurrence: usize) -> Option<ScriptedAnswer> {
         let scenario = self.scenario;
         let spare: &[ScriptedAnswer] =
@@ -77,7 +77,7 @@ impl ScenarioPlayer<'_> {
         None
     }
 
-    /// Decides about work for which there is no answer.
+    /// Decides on a reply to work without an answer.
     fn unanswered(&mut self, work: &RunWork) -> ScriptedReply {
         if work.is_effect && self.variation.is_none() {
             let (name, input) = (&work.name, &work.input);

@@ -1,4 +1,4 @@
-//! One input on its way through the core.
+//! Processing of one input by the core.
 
 use workflow::Json;
 use workflow::input::{InstanceInput, InstanceInputKind, Verb};
@@ -51,7 +51,7 @@ impl ScenarioPlayer<'_> {
             EventDisposition::DeadLetter { correlation, code, why } => {
                 let parks = correlation.is_some();
                 let change = step::dead_letter(self.record.as_ref(), code, &why, parks, InputOrigin::Fresh);
-                // Behind others it waits for its turn, and is told all the same: it will be one.
+                // Behind held inputs the message waits for its turn, but is reported already: it will become a dead letter.
                 if matches!(change.fate, InputDisposition::DeadLetter(_)) {
                     self.record = change.record;
                 }
@@ -61,7 +61,7 @@ impl ScenarioPlayer<'_> {
         }
     }
 
-    /// Gives an input, as far as it has not been seen, and what it lets through.
+    /// Gives an input that has not been seen yet, and the inputs that it releases.
     pub(super) fn take(&mut self, key: &RunInputKey, input: &InstanceInput) {
         let shown = display::input(&input.what, &self.run.work);
         let is_event = matches!(input.what, InstanceInputKind::Event(_));
@@ -90,7 +90,7 @@ impl ScenarioPlayer<'_> {
         self.drain(key);
     }
 
-    /// Gives what was held back, once nothing holds it back any more.
+    /// Gives the held inputs, once nothing holds them back any more.
     fn drain(&mut self, key: &RunInputKey) {
         while let Some(record) = &self.record
             && !record.holds_back()
@@ -151,7 +151,7 @@ impl ScenarioPlayer<'_> {
         change.fate
     }
 
-    /// Computes what follows from an input.
+    /// Computes the change that an input causes.
     fn change(&self, input: &InstanceInput, origin: InputOrigin) -> SagaTransition {
         match (&input.what, &self.record) {
             (InstanceInputKind::Verb { verb: Verb::Migrate, .. }, Some(record)) => {
@@ -163,7 +163,7 @@ impl ScenarioPlayer<'_> {
         }
     }
 
-    /// Keeps what a store keeps beside the record.
+    /// Keeps what a store keeps besides the record.
     fn keep(
         &mut self,
         input: &InstanceInput,
@@ -221,7 +221,7 @@ impl ScenarioPlayer<'_> {
         }
     }
 
-    /// Compares how a verb ended with what the scenario says of it.
+    /// Compares the outcome of a verb with the scenario's expectation.
     fn check_refusal(&mut self, key: &RunInputKey, shown: &str, fate: &InputDisposition) {
         let RunInputKey::Given(number) = key else { return };
         let given = self.scenario.stimuli.get(*number);

@@ -79,8 +79,8 @@ impl ScenarioReader<'_> {
         fields: &YamlFields<'_>,
         in_doubt: Option<bool>,
     ) -> Option<ScriptedReply> {
-        let said: Vec<_> = REPLIES.into_iter().filter_map(|key| fields.get(key)).collect();
-        let [entry] = said.as_slice() else {
+        let keys: Vec<_> = REPLIES.into_iter().filter_map(|key| fields.get(key)).collect();
+        let [entry] = keys.as_slice() else {
             self.problem(tree.place, format!("an answer has one of {}", REPLIES.join(", ")));
             return None;
         };

@@ -99,8 +99,8 @@ impl ScenarioReader<'_> {
             return Some(short(name, false));
         }
         let fields = self.yaml.fields(tree, "a piece of work", MappingKeys::of(WORK_KEYS));
-        let said: Vec<_> = ["effect", "command", "cancel"].iter().filter_map(|key| fields.get(key)).collect();
-        let [named] = said.as_slice() else {
+        let keys: Vec<_> = ["effect", "command", "cancel"].iter().filter_map(|key| fields.get(key)).collect();
+        let [named] = keys.as_slice() else {
             if matches!(tree.value, YamlValue::Map(_)) {
                 self.problem(tree.place, "a piece of work has one of `effect`, `command` and `cancel`");
             }

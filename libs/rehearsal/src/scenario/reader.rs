@@ -1,4 +1,4 @@
-//! Reading of scenario files: everything that is wrong with one is found at once.
+//! Reader of scenario files: every problem is found at once.
 
 use std::collections::BTreeSet;
 use std::str::FromStr;
@@ -54,7 +54,7 @@ pub const ANSWER_KEYS: &[&str] = &[
     "after",
     "despite_cancel",
 ];
-/// Keys of what is expected.
+/// Keys of the expectations.
 pub const EXPECT_KEYS: &[&str] =
     &["status", "step", "reason", "state", "work", "compensations", "timers", "letters", "ignored", "paused"];
 /// Keys of a piece of work that is expected.
@@ -118,13 +118,14 @@ impl ScenarioFile {
         }
     }
 
-    /// Paths of its manifests, those of earlier versions behind, from the file's own folder, and where they are named.
+    /// Paths of its manifests, followed by those of earlier versions, relative to the file's folder, and where they are
+    /// named.
     #[must_use]
     pub fn manifests(&self) -> &[(SourcePosition, String)] {
         &self.manifests
     }
 
-    /// Says that one of its manifests cannot be read.
+    /// Reports that one of its manifests cannot be read.
     #[must_use]
     pub fn unreadable(&self, place: SourcePosition, why: &str) -> Problems {
         Problems::new(&self.name, vec![Problem::at(place, why)])
@@ -218,7 +219,7 @@ impl ScenarioFile {
     }
 }
 
-/// Reads manifests. Providers are looked at where there are any: those of the operator may be elsewhere.
+/// Reads manifests. Providers are checked if there are any: those of the operator may be elsewhere.
 fn sagas(manifests: &[(String, String)]) -> Result<Vec<Arc<Saga>>, Vec<Problems>> {
     let (mut files, mut problems) = (Vec::new(), Vec::new());
     for (name, text) in manifests {
@@ -243,7 +244,7 @@ fn sagas(manifests: &[(String, String)]) -> Result<Vec<Arc<Saga>>, Vec<Problems>
     Ok(sagas)
 }
 
-/// Reads manifests of earlier versions. What they need beside them is in force no more, and is not looked at.
+/// Reads manifests of earlier versions. Their providers are no longer in force, and are not checked.
 fn earlier_sagas(manifests: &[(String, String)]) -> Result<Vec<Arc<Saga>>, Vec<Problems>> {
     let (mut sagas, mut problems) = (Vec::new(), Vec::new());
     for (name, text) in manifests {
@@ -431,7 +432,7 @@ impl ScenarioReader<'_> {
         self.json(&entry.value)
     }
 
-    /// Gives the items of a list, so many at most.
+    /// Returns the items of a list, up to the maximum number.
     pub(super) fn items<'t>(&mut self, entry: &'t YamlEntry, wanted: &str) -> &'t [YamlNode] {
         let items = self.yaml.items(entry, wanted);
         if items.len() > ITEMS_MAX {

@@ -45,24 +45,24 @@ pub enum DirectoryFeedState {
     Silent,
 }
 
-/// Knows the actors and what they are in contexts. What it says may be kept from before only while it would hear of a change.
+/// Knows the actors and their roles in contexts. May answer from memory only while it would be notified of a change.
 pub trait Directory: Debug + Send + Sync + 'static {
-    /// An actor; nothing when there is none by this number, or no more.
+    /// Returns an actor; nothing when no actor has this number, or no longer.
     ///
     /// # Errors
-    /// When it cannot be told now.
+    /// When the directory cannot answer now.
     fn actor(&self, id: ActorId) -> BoxFuture<'_, Result<Option<Arc<KnownActor>>, Status>>;
 
     /// Returns the membership of an actor in a context.
     ///
     /// # Errors
-    /// When it cannot be told now.
+    /// When the directory cannot answer now.
     fn membership(&self, context: ContextId, actor: ActorId) -> BoxFuture<'_, Result<Membership, Status>>;
 
-    /// Uses up the id of a token, which is remembered until then. Gives `false` when it was used up before.
+    /// Uses up the id of a token, which is remembered until then. Returns `false` when it was used up before.
     ///
     /// # Errors
-    /// When it cannot be told now; the id may be used up all the same.
+    /// When the directory cannot answer now; the id may be used up all the same.
     fn consume_token(
         &self,
         actor: ActorId,
@@ -70,6 +70,6 @@ pub trait Directory: Debug + Send + Sync + 'static {
         until: Timestamp,
     ) -> BoxFuture<'_, Result<bool, Status>>;
 
-    /// Changes whenever what was said of this may not hold any more, and says whether the next change would be heard.
+    /// Changes whenever an earlier answer about this subject may not hold any more; the value is whether the next change would be noticed.
     fn changes(&self, of: DirectorySubject) -> watch::Receiver<DirectoryFeedState>;
 }

@@ -1,8 +1,8 @@
-//! Behind a sidecar: who calls is what the mesh says.
+//! Callers behind a sidecar, identified by a header of the mesh.
 //!
-//! A mesh does mTLS between sidecars and tells the program behind one in a header who the other side is.
-//! Whoever reaches such a port can write that header, so it is believed on the listener that is meant for the
-//! sidecar and nowhere else, and only the header that this very mesh strips from what comes in: behind Linkerd
+//! A mesh does mTLS between sidecars, and a sidecar names the other side to its program in a header.
+//! Anybody who reaches such a port can write that header. So it is believed only on the listener that is meant for the
+//! sidecar, and only the header that this very mesh strips from incoming requests: behind Linkerd
 //! anybody can send `x-forwarded-client-cert`.
 
 use std::str::FromStr;
@@ -55,16 +55,16 @@ impl MeshTrust {
     }
 
     fn identify(&self, headers: &HeaderMap) -> PeerIdentity {
-        let said = match self.kind {
+        let claimed = match self.kind {
             MeshKind::Linkerd => single(headers, &LINKERD_HEADER),
             MeshKind::Istio => last_uri(headers),
         };
-        match said {
+        match claimed {
             Ok(None) => PeerIdentity::Anonymous,
             Ok(Some(name)) => match self.service(&name) {
                 Some(service) => PeerIdentity::Known(Caller::local(Identity::Service(service))),
                 None => {
-                    tracing::debug!(name, "the mesh vouches for nobody of ours");
+                    tracing::debug!(name, "the name in the mesh header is not one of our services");
                     PeerIdentity::Anonymous
                 }
             },
@@ -93,8 +93,8 @@ impl MeshTrust {
 /// Finds out who calls where a mesh says it, and takes what a mesh would say out of every request: nothing
 /// behind this may ever read it.
 pub(crate) fn resolve_caller<B>(request: &mut Request<B>) {
-    let said = request.extensions().get::<ConnectionPeer>().and_then(|peer| peer.mesh.clone());
-    if let Some(trust) = said {
+    let trust = request.extensions().get::<ConnectionPeer>().and_then(|peer| peer.mesh.clone());
+    if let Some(trust) = trust {
         let identity = trust.identify(request.headers());
         if let Some(peer) = request.extensions_mut().get_mut::<ConnectionPeer>() {
             peer.identity = identity;

@@ -1,8 +1,8 @@
-//! Answers that came over a connection: what breaks off, or is no answer of a gRPC server, is told as that.
+//! Answers that came over a connection. A broken connection, and an answer that is not a gRPC server's, are recognized here.
 //!
-//! Tonic tells a broken connection as INTERNAL, UNKNOWN or CANCELLED, as it comes, and reads the page of a proxy as if it
-//! were a message. Here the one becomes UNAVAILABLE, so that whoever reads a stream knows that it may go on elsewhere,
-//! and the other is told by its HTTP status.
+//! Tonic reports a broken connection as INTERNAL, UNKNOWN or CANCELLED, as it comes, and reads the page of a proxy as if it
+//! were a message. Here a broken connection becomes UNAVAILABLE, so that the reader of a stream knows that it may resume
+//! elsewhere; a foreign answer is reported by its HTTP status.
 
 use std::error::Error as StdError;
 use std::pin::Pin;
@@ -27,12 +27,12 @@ const GRPC: &str = "application/grpc";
 /// # Errors
 /// When it is none of a gRPC server.
 pub(crate) fn received(answer: Response<Body>, target: &Arc<str>) -> Result<Response<Body>, Status> {
-    let told = answer.headers().contains_key(Status::GRPC_STATUS);
-    if !told && !is_grpc(answer.headers()) {
+    let has_status = answer.headers().contains_key(Status::GRPC_STATUS);
+    if !has_status && !is_grpc(answer.headers()) {
         return Err(foreign(&answer, target).into());
     }
     let target = Arc::clone(target);
-    Ok(answer.map(|body| Body::new(ReceivedBody { body: Some(body), target, told })))
+    Ok(answer.map(|body| Body::new(ReceivedBody { body: Some(body), target, has_status })))
 }
 
 /// UNAVAILABLE for what broke before there was an answer; DEADLINE_EXCEEDED when the call's own time was up.
@@ -105,8 +105,8 @@ struct ReceivedBody {
     /// Dropped when it is over.
     body: Option<Body>,
     target: Arc<str>,
-    /// How the call ended was told: what ends now is whole.
-    told: bool,
+    /// True once the call's status was received: the answer is then complete.
+    has_status: bool,
 }
 
 impl http_body::Body for ReceivedBody {
@@ -122,7 +122,8 @@ impl http_body::Body for ReceivedBody {
         let ended = match Pin::new(body).poll_frame(cx) {
             Poll::Pending => return Poll::Pending,
             Poll::Ready(Some(Ok(frame))) => {
-                this.told |= frame.trailers_ref().is_some_and(|all| all.contains_key(Status::GRPC_STATUS));
+                let trailers = frame.trailers_ref();
+                this.has_status |= trailers.is_some_and(|all| all.contains_key(Status::GRPC_STATUS));
                 return Poll::Ready(Some(Ok(frame)));
             }
             Poll::Ready(ended) => ended,
@@ -130,8 +131,8 @@ impl http_body::Body for ReceivedBody {
         this.body = None;
         Poll::Ready(match ended {
             Some(Err(error)) => Some(Err(broken_off(&this.target, &error))),
-            // Hyper tells nothing of a stream that was reset without an error.
-            _ if !this.told => Some(Err(Error::unavailable(
+            // Hyper reports a stream that was reset without an error as a normal end.
+            _ if !this.has_status => Some(Err(Error::unavailable(
                 RpcReason::PeerUnavailable,
                 format!("{} broke off in the middle of its answer", this.target),
             )
@@ -141,7 +142,7 @@ impl http_body::Body for ReceivedBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.told && self.body.as_ref().is_none_or(http_body::Body::is_end_stream)
+        self.has_status && self.body.as_ref().is_none_or(http_body::Body::is_end_stream)
     }
 
     fn size_hint(&self) -> SizeHint {
@@ -202,8 +203,8 @@ mod tests {
 
     #[tokio::test]
     async fn whatever_breaks_an_answer_it_is_unavailable() {
-        for told in [Status::internal("h2 protocol error"), Status::unknown("x"), Status::cancelled("x")] {
-            let body = http_body_util::StreamBody::new(tokio_stream::once(Err::<Frame<Bytes>, _>(told)));
+        for status in [Status::internal("h2 protocol error"), Status::unknown("x"), Status::cancelled("x")] {
+            let body = http_body_util::StreamBody::new(tokio_stream::once(Err::<Frame<Bytes>, _>(status)));
             let answer = Response::builder().header(CONTENT_TYPE, GRPC).body(Body::new(body));
             let answer = received(answer.expect("a response"), &target()).expect("gRPC");
             let broken = answer.into_body().collect().await.expect_err("it breaks");

@@ -8,8 +8,8 @@ use tonic_health::pb::health_client::HealthClient;
 
 use crate::channel::{Channel, RECONNECT_MAX};
 
-/// Follows whether a server serves (`grpc.health.v1`), for ever: `tell` hears of each change, and why it does not.
-/// A server that cannot be heard does not serve. Dropping the future ends it.
+/// Follows whether a server serves (`grpc.health.v1`), for ever: `tell` is called with each change, and with the reason when it
+/// does not serve. A server that cannot be reached does not serve. Dropping the future ends it.
 pub async fn follow_health(channel: Channel, mut tell: impl FnMut(Result<(), String>) + Send) {
     let mut client = HealthClient::new(channel);
     let mut backoff = ExponentialBackoff::up_to(RECONNECT_MAX);

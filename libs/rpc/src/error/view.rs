@@ -20,7 +20,7 @@ pub struct ErrorView {
     pub message: String,
     /// The fields that were refused.
     pub violations: Vec<Violation>,
-    /// When the server wants to be asked again.
+    /// How long the server asks the caller to wait before a retry.
     pub retry_after: Option<Duration>,
     /// `ErrorInfo.metadata`.
     pub metadata: BTreeMap<String, String>,
@@ -70,7 +70,7 @@ pub enum RetryAdvice {
     /// Repeating the call may succeed. Whether the failed one had an effect is not
     /// known, so a mutation is repeated with the same `request_id`.
     Again {
-        /// Not before this, when the server said so.
+        /// The earliest retry, when the server named one.
         after: Option<Duration>,
     },
 }

@@ -88,7 +88,7 @@ impl Admission {
                 }
             });
         };
-        // Not before it is known who calls: nobody uses up what is another's.
+        // Only for a verified caller, so that none uses up another's share.
         let believed = claim.verify(directory).await?;
         let believed = believed.sharing(self.shares.take(claim.actor(), shape)?);
         self.judge(request, Ok(Some(believed.caller)))?;

@@ -1,8 +1,8 @@
 //! Steps that every answer passes on its way back: it carries the id of its call, and a failure says why.
 //!
-//! Handlers fail with [`Error`], which has a reason. What tonic answers by itself (it cannot decode a message, does
-//! not know a compression) has none, and sometimes a code that no other stack uses; such answers are rewritten
-//! here. They are told apart by their missing details.
+//! Handlers fail with [`Error`], which has a reason. Tonic's own answers (it cannot decode a message, does
+//! not know a compression) have none, and sometimes a code that no other stack uses; such answers are rewritten
+//! here. They are recognized by their missing details.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -84,7 +84,7 @@ impl RpcActiveCall {
 
 /// The rest of an answer.
 struct AnswerBody {
-    /// Dropped when it is over, so that whoever feeds it notices.
+    /// Dropped at its end, so that its producer notices.
     body: Option<Body>,
     sleep: Option<Pin<Box<Sleep>>>,
     answering: RpcActiveCall,
@@ -160,7 +160,7 @@ fn explained(status: Status, path: &str) -> Status {
     let mut written = of_tonic(status.code(), status.message(), path)
         .unwrap_or_else(|| by_code(status.code(), status.message()))
         .into_status();
-    // As `grpc-accept-encoding`, which tells a caller what it may send instead.
+    // As `grpc-accept-encoding`, which names the encodings that a caller may send instead.
     *written.metadata_mut() = metadata;
     written
 }
@@ -191,7 +191,7 @@ fn of_tonic(code: Code, message: &str, path: &str) -> Option<Error> {
 
 /// The path leads nowhere.
 pub(crate) fn unknown_method(path: &str) -> Error {
-    let message = format!("{path} is no method of this server; reflection lists what is");
+    let message = format!("{path} is not a method of this server; reflection lists its methods");
     Error::new(ErrorKind::Unimplemented, RpcReason::Unimplemented, message).with("method", path)
 }
 

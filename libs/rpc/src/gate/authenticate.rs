@@ -1,9 +1,9 @@
 //! Verifies that a caller is who it says: the checks that the gate makes before it lets an actor in.
 //!
 //! Services and the bootstrap identity are believed by their certificates alone, and callers of this process as they are:
-//! nothing is looked up for them. An actor's certificate counts only while the actor exists and has not given up
-//! certificates of that age; a token, while the key that signed it counts. Both are asked of the [`Directory`], which
-//! answers from memory as long as it would hear of changes.
+//! nothing is looked up for them. An actor's certificate counts only while the actor exists and has not revoked
+//! certificates of that age; a token, only while the key that signed it counts. Both are looked up in the [`Directory`], which
+//! answers from memory as long as it receives changes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -69,7 +69,7 @@ pub(crate) fn read_credentials(request: &Request<Body>, open: bool) -> Presented
         return PresentedCredentials::Settled(Ok(None));
     };
     if open {
-        // What is not looked up is not said either: a revoked actor is nobody here.
+        // Open methods look nothing up, so an actor is not identified for them: it may be revoked.
         let known = match &peer.identity {
             PeerIdentity::Known(caller) => Some(*caller).filter(|caller| caller.actor().is_none()),
             PeerIdentity::Anonymous | PeerIdentity::Unusable(_) => None,
@@ -197,8 +197,8 @@ impl VerifiedCaller {
         Self { share: Some(Arc::new(share)), ..self }
     }
 
-    /// Waits until the caller is believed no more, and gives what it is told. That a token has expired does not matter:
-    /// it was good when the stream began.
+    /// Waits until the caller is not believed any more, and returns the status that it gets. That a token has expired does not
+    /// matter: it was good when the stream began.
     pub(crate) async fn until_revoked(self) -> Status {
         let Self { credential: Credential { directory, actor, certificate, key }, share: _share, .. } = self;
         until_lost(&*directory, DirectorySubject::Actor(actor), || async {
@@ -217,9 +217,9 @@ impl VerifiedCaller {
 
 fn judge_certificate(known: Option<&KnownActor>, actor: ActorId, shown: Caller) -> Result<(), Error> {
     let Some(known) = known else {
-        return Err(revoked(actor, "there is no such actor here, or no more"));
+        return Err(revoked(actor, "the actor does not exist here, or was removed"));
     };
-    // Whoever cannot say when its certificate was issued cannot say that it was after a revocation.
+    // A caller without an issue time cannot prove that its certificate is newer than the revocation.
     let counts =
         known.certificates_not_before.is_none_or(|from| shown.issued_at().is_some_and(|at| at >= from));
     if counts { Ok(()) } else { Err(revoked(actor, "its certificate was issued before it was revoked")) }

@@ -1,9 +1,9 @@
 //! Bytes of large messages that a server holds at once, in all and of one caller.
 //!
-//! Places bound how many calls there are, and each may bring a message of megabytes. A large message is counted as soon as its
-//! length is known. It comes in whole, so that it keeps nobody's connection from being read, and then waits until there is room to
-//! handle it: reading a message into what it says takes several times its size. Answers are counted from when they are made until their
-//! caller has taken them (see `unread`). Services are not counted: what they pass on was counted at their own door.
+//! Permits bound how many calls there are, but each call may bring a message of megabytes. A large message is counted as soon as its
+//! length is known. It is received whole, so that it does not block its connection, and then waits until there is room to
+//! handle it: decoding a message takes several times its size. Answers are counted from when they are made until their
+//! caller has taken them (see `unsent_answers`). Services are not counted: the messages that they pass on were counted where they came in.
 
 use std::collections::HashMap;
 use std::pin::pin;
@@ -149,7 +149,7 @@ impl MessageBudget {
         (request.map(measure), Some(handled))
     }
 
-    /// The account of whoever calls, unless that is a service.
+    /// Returns the account of the caller, unless that is a service.
     pub(crate) fn account(&self, request: &Request<Body>) -> Option<BudgetAccount> {
         let owner = BudgetOwner::of(request)?;
         Some(BudgetAccount { pools: Arc::clone(&self.pools), metrics: self.metrics.clone(), owner })
@@ -251,7 +251,7 @@ impl BytesPermit {
         Some(Self { of_one, of_all, gauge: self.gauge.clone() })
     }
 
-    /// The part that counts so many bytes, where it has as much; what is left is given back.
+    /// Returns the part that covers so many bytes, if it has as much; the rest is given back.
     pub(crate) fn cover(mut self, bytes: usize) -> Option<Self> {
         self.split(bytes).filter(|held| held.of_all.num_permits() * UNIT_BYTES >= bytes)
     }
@@ -268,7 +268,7 @@ impl Drop for BytesPermit {
 }
 
 impl BudgetAccount {
-    /// Returns true for a message length that is counted. One beyond what is decoded is not: it is refused unread.
+    /// Returns true for a message length that is counted. A message beyond the decoding limit is not: it is refused unread.
     pub(crate) fn counts(bytes: usize, is_compressed: bool) -> bool {
         bytes <= MESSAGE_BYTES_MAX && in_memory(bytes, is_compressed) > SMALL_BYTES
     }

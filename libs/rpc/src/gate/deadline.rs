@@ -1,13 +1,13 @@
 //! Deadlines of calls.
 //!
 //! Tonic's own timeout answers `CANCELLED` where every other stack answers
-//! `DEADLINE_EXCEEDED`, and never tells the handler. So the gate reads
+//! `DEADLINE_EXCEEDED`, and the handler never learns of it. So the gate reads
 //! `grpc-timeout` itself, ends the call a moment before tonic would, and hands
-//! the deadline on: to the handler, and to what the handler calls.
+//! the deadline on: to the handler, and to the calls that the handler makes.
 //!
-//! What a handler calls is held to the deadline as long as the handler itself, or the stream that it
-//! answered with, is what is polled. A task that it spawns is on its own: work that has to go on when
-//! the caller is gone belongs into one, and [`Deadline::of`] tells it the deadline if it wants to know.
+//! The calls of a handler are held to the deadline as long as they are polled by the handler itself, or by the stream that it
+//! answered with. A task that it spawns is on its own: work that has to go on when the caller is gone belongs into one.
+//! [`Deadline::of`] gives the deadline to pass to it.
 
 use std::time::Duration;
 
@@ -58,7 +58,7 @@ impl Deadline {
         request.extensions().get::<Self>().copied()
     }
 
-    /// The deadline of the call that is being answered where this is asked; none in a task that was spawned.
+    /// The deadline of the call that this code answers; none in a task that was spawned.
     #[must_use]
     pub fn current() -> Option<Self> {
         ANSWERING.try_with(|ambient| ambient.deadline).ok().flatten()
@@ -124,7 +124,7 @@ fn parse(text: &str) -> Option<Duration> {
     })
 }
 
-/// Formats a timeout for the header, in the finest unit that has room; what is cut off makes it shorter, never longer.
+/// Formats a timeout for the header, in the finest unit that fits; rounding makes it shorter, never longer.
 fn written(timeout: Duration) -> HeaderValue {
     let units = [
         (timeout.as_micros(), 'u'),

@@ -1,8 +1,8 @@
 //! Turns of calls: while several actors call a server, none of them has more than a share of its time.
 //!
-//! An actor's calls begin one after the other. Each reserves the time that the latest ones took, and is put right by what
-//! it took. Time passes for an actor at the pace of its share (virtual scheduling, as in the GCRA of ITU-T I.371), so that
-//! whoever calls much waits for its own calls and nobody else's. On a busy machine calls take longer, and fewer begin.
+//! An actor's calls begin one after the other. Each reserves as much time as the latest calls took, and the reservation is corrected
+//! when it ends. Time passes for an actor at the pace of its share (virtual scheduling, as in the GCRA of ITU-T I.371), so that
+//! an actor that calls much waits for its own calls and for no other's. On a busy machine calls take longer, and fewer begin.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -153,7 +153,7 @@ impl FairShareScheduler {
         Ok(FairShareSlot { actors, actor, cores, began, reserved, fixed, left: JobsLeft::default() })
     }
 
-    /// Gives what was reserved, and what the actor's calls had taken.
+    /// Returns the reservation, and what the actor's calls had taken.
     async fn wait(&self, actor: ActorId, fixed: Option<Duration>) -> (Duration, Duration) {
         let next = lock(&self.actors).next(actor, Instant::now());
         let _is_next = next.lock().await;
@@ -189,10 +189,10 @@ impl FairShareState {
         Arc::clone(&account.next)
     }
 
-    /// Lets a call begin: gives what was reserved for it, and what its actor's calls had taken until then.
+    /// Lets a call begin: returns its reservation, and what its actor's calls had taken until then.
     ///
     /// # Errors
-    /// Gives how long it is until its turn.
+    /// How long it is until the call's turn.
     fn begin(
         &mut self,
         actor: ActorId,
@@ -211,7 +211,7 @@ impl FairShareState {
             reserved = fixed.unwrap_or(account.cost);
             account.used_until = account.used_until.max(now) + of_share(reserved, cores);
         } else {
-            // Alone nobody waits, and nothing is held against it later.
+            // An actor that is alone does not wait, and nothing is held against it later.
             account.used_until = now;
         }
         account.count(now);
@@ -228,7 +228,7 @@ impl FairShareState {
         self.latest[1].is_some_and(|(_, at)| now.saturating_duration_since(at) < PRESENT)
     }
 
-    /// Puts right what was reserved.
+    /// Corrects a reservation by what the call took.
     fn settle(&mut self, turn: &FairShareSlot, now: Instant) {
         let Some(account) = self.accounts.get_mut(&turn.actor) else { return };
         account.count(now);

@@ -1,5 +1,5 @@
-//! How much is answered at once. What is more is refused at once, so that a server with too much to do
-//! does some of it instead of none.
+//! Bound on how much is answered at once. Calls beyond it are refused at once, so that an overloaded server
+//! does some of its work instead of none.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -85,7 +85,7 @@ impl LoadShedder {
         Self { quick, waiting, streams, strangers, metrics }
     }
 
-    /// A place for one more call; services have some that nobody else gets, and strangers some of their own.
+    /// Takes a permit for one more call. A quarter of the permits is reserved for services, and strangers have a pool of their own.
     pub(crate) fn take(&self, shape: RpcMethodKind, guest: CallerClass) -> Result<RpcCallPermit, Error> {
         let places = match (guest, shape) {
             (CallerClass::Stranger, _) => &self.strangers,

@@ -17,7 +17,7 @@ use crate::gate::unsent_answers::{UnsentAnswerGuard, UnsentChunk};
 
 /// Passes on what comes, and a large message in pieces, when there is room for it.
 pub(crate) struct MeteredAnswerBody {
-    /// Dropped when it is over, so that whoever feeds it notices.
+    /// Dropped at its end, so that its producer notices.
     body: Option<Body>,
     account: BudgetAccount,
     path: String,
@@ -39,8 +39,8 @@ impl MeteredAnswerBody {
         Self { body: Some(body), account, path, expects_large, room, first, waiting, kept }
     }
 
-    /// Counts an answer of one message before anything of it is sent. What was held for it is used, and given back where it
-    /// is more than is needed.
+    /// Counts an answer of one message before anything of it is sent. The permit that was held for it is used, and any surplus
+    /// is given back.
     ///
     /// # Errors
     /// `OVERLOADED` when there is no room for it.

@@ -21,7 +21,7 @@ const PREFIX_BYTES: usize = 5;
 pub(crate) struct MeteredRequestBody {
     body: Body,
     account: BudgetAccount,
-    /// True when messages follow each other: then the former one is done with when the next is asked for.
+    /// True when messages follow each other: asking for the next one then means that the former one has been handled.
     goes_on: bool,
     handled: HandlingPermits,
     /// Received and not looked at.
@@ -129,7 +129,7 @@ impl MeteredRequestBody {
         Poll::Ready(self.sort())
     }
 
-    /// Nothing more comes: what is left is passed on as it is, for its reader to say what is wrong with it.
+    /// Ends the metering: the rest is passed on as it is, for its reader to report what is wrong with it.
     fn end(&mut self, trailers: Option<Frame<Bytes>>) {
         (self.is_over, self.large) = (true, None);
         if !self.rest.is_empty() {

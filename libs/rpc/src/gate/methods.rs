@@ -6,7 +6,7 @@ use std::time::Duration;
 use prost::Message as _;
 use prost_types::FileDescriptorSet;
 
-/// How long a call with one answer may take, in seconds, where nothing else is said.
+/// How long a call with one answer may take, in seconds, unless its method has a timeout of its own.
 pub(crate) const CALL_SECS_MAX: u64 = 60;
 const CALL_MAX: Duration = Duration::from_secs(CALL_SECS_MAX);
 
@@ -40,7 +40,7 @@ impl RpcMethodKind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RpcMethodLookup {
     Method(RpcMethodKind),
-    /// A mounted service that no descriptor speaks of: any method may be there, and is served as a stream, which
+    /// A mounted service without a descriptor: any method may exist, and is served as a stream, which
     /// assumes nothing.
     Undescribed,
     Nothing,
@@ -50,7 +50,7 @@ pub(crate) enum RpcMethodLookup {
 #[derive(Debug, Default)]
 pub(crate) struct Methods {
     shapes: HashMap<String, RpcMethodKind>,
-    /// Services, and whether a descriptor speaks of them.
+    /// Services, and whether each has a descriptor.
     services: HashMap<&'static str, bool>,
 }
 
@@ -110,7 +110,7 @@ impl Methods {
         self.is_described(path) == Some(true) && !self.shapes.contains_key(path)
     }
 
-    /// Returns true when a descriptor speaks of the path's service; absent when that is not mounted.
+    /// Returns true when the path's service has a descriptor; absent when the service is not mounted.
     fn is_described(&self, path: &str) -> Option<bool> {
         let (service, _) = path.strip_prefix('/')?.split_once('/')?;
         self.services.get(service).copied()

@@ -1,4 +1,4 @@
-//! Which identity may call which method. What is not allowed is denied.
+//! Which identity may call which method. Everything else is denied.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -67,7 +67,7 @@ impl MethodPolicy {
     /// An exact pattern goes before one with a star.
     ///
     /// # Errors
-    /// When there is no row, a row admits nobody, a pattern is of another form or occurs twice.
+    /// When there is no row, a row admits no identity, a pattern is of another form or occurs twice.
     pub fn new(tables: &[PolicyTable<'_>]) -> Result<Self, PolicyError> {
         let mut policy =
             Self { methods: HashMap::new(), services: BTreeMap::new(), administrative: HashSet::new() };
@@ -80,11 +80,11 @@ impl MethodPolicy {
         Ok(policy)
     }
 
-    /// Names methods, each `/package.Service/Method`, that take an actor's token only once: those that change who may do
-    /// what. Whether there are such methods is checked by whoever mounts them.
+    /// Names methods, each `/package.Service/Method`, that take an actor's token only once: those that change permissions.
+    /// The mount checks whether there are such methods.
     ///
     /// # Errors
-    /// When a name is of another form, or no row speaks of its service.
+    /// When a name is of another form, or its service has no row.
     pub fn with_administrative(mut self, methods: &[&str]) -> Result<Self, PolicyError> {
         for method in methods {
             let known = split(method).is_some_and(|(service, name)| name != "*" && self.covers(service));
@@ -128,7 +128,7 @@ impl MethodPolicy {
         former.map_or(Ok(()), |_| Err(PolicyError::Twice { pattern: pattern.to_owned() }))
     }
 
-    /// Returns true when any row speaks of this service.
+    /// Returns true when the service has a row.
     pub(crate) fn covers(&self, service: &str) -> bool {
         self.services.contains_key(service)
             || self.methods.keys().any(|path| split(path).is_some_and(|(name, _)| name == service))
@@ -157,11 +157,11 @@ fn split(path: &str) -> Option<(&str, &str)> {
 /// Why a table is no policy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PolicyError {
-    /// Without any row nothing could be called, which nobody wants.
+    /// An empty policy would deny every call, which is never intended.
     #[error("the method policy is empty: nothing could be called")]
     Empty,
     /// A row without identities.
-    #[error("the method policy admits nobody to `{pattern}`: leave the row out, or name somebody")]
+    #[error("the method policy names no identity for `{pattern}`: name one, or leave the row out")]
     AdmitsNobody {
         /// The row.
         pattern: String,

@@ -27,7 +27,7 @@ pub(crate) fn end_on_revocation(answer: Response<Body>, believed: VerifiedCaller
 const FRAMES_UNARY: u32 = 2;
 
 struct RevocableBody {
-    /// Dropped when it is over, so that whoever feeds it notices.
+    /// Dropped at its end, so that its producer notices.
     body: Option<Body>,
     frames: u32,
     watch: RevocationWatch,

@@ -1,7 +1,7 @@
 //! Large answers on their way to callers.
 //!
-//! A caller that reads slowly, or not at all, makes the server keep what it has asked for. HTTP/2 is given an answer in small
-//! pieces, as its caller takes them, and the rest is kept here, where it can be cut for the sake of others.
+//! A caller that reads slowly, or not at all, makes the server keep the answer. HTTP/2 is given an answer in small
+//! pieces, as the caller reads them, and the rest is kept here, where it can be cut for the sake of others.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;

@@ -1,4 +1,4 @@
-//! Accepting connections: TCP, what is spoken, handshake, and who is there.
+//! Accepting connections: TCP, protocol detection, handshake, and the peer's identity.
 
 use std::io;
 use std::net::SocketAddr;
@@ -34,10 +34,10 @@ pub(crate) const CONNECTIONS_MAX: usize = 4096;
 /// Connections at once of peers without a certificate; they cannot take the others' places. Of one place only some
 /// ([`ConnectionTable`]).
 pub(crate) const CONNECTIONS_ANONYMOUS_MAX: usize = 1024;
-/// Connections at once whose place was given to a newer one, and that are told so before they are cut; the others are cut
-/// at once.
+/// Connections at once whose place was given to a newer one, and that are asked to leave before they are cut; beyond it they
+/// are cut at once.
 pub(crate) const CONNECTIONS_LEAVING_MAX: usize = 256;
-/// Connections that are accepted at a stretch. Those who came are listened to before more are let in, which could take their places.
+/// Connections that are accepted in a row. They are served before more are accepted, which could take their places.
 const STRETCH_MAX: usize = 32;
 /// Pause after an error of `accept`, as when the process has no descriptors left.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
@@ -128,8 +128,8 @@ impl ConnectionLimiter {
 
 /// Accepts until the server stops, and hands on connections that are ready for HTTP/2.
 ///
-/// Each handshake is a task of its own: a slow peer holds up nobody else. Where too many are under way one of them is given up
-/// for the next.
+/// Each handshake is a task of its own, so that a slow peer holds up no other. Where too many are under way, one of them is given
+/// up for the next.
 pub(crate) async fn accept(door: RpcListener, hall: AcceptContext) {
     let handshakes = ConnectionTable::of_handshakes();
     for count in 1_usize.. {
@@ -150,18 +150,18 @@ pub(crate) async fn accept(door: RpcListener, hall: AcceptContext) {
         };
         let state = StrangerConnectionState::accepted(hall.limiter.actors.clone());
         let handshake = match &door.security {
-            // A sidecar speaks for many, and shakes no hands.
+            // A sidecar carries the calls of many, and there is no handshake with it.
             ListenerSecurity::Mesh(_) => None,
             ListenerSecurity::Tls(..) => handshakes.enter(address.ip(), &state),
         };
         let (entrance, hall) = (door.security.clone(), hall.clone());
         tokio::spawn(async move {
             match begin(socket, address, entrance, handshake, &hall, &state).await {
-                // Nobody receives any more when the server has stopped meanwhile.
+                // The receiver is gone when the server has stopped meanwhile.
                 Ok(connection) => drop(hall.ready.send(connection).await),
                 Err(error) => {
                     hall.metrics.connections_refused.inc();
-                    // Whoever has others evicted must not fill the log with that.
+                    // Peers that cause evictions must not be able to fill the log with them.
                     match state.is_evicted() {
                         true => tracing::debug!(peer = %address, %error, "a connection did not come about"),
                         false => tracing::info!(peer = %address, %error, "a connection did not come about"),
@@ -217,7 +217,7 @@ async fn greet(
         return Ok((AcceptedStream::Tls(Box::new(stream)), peer, "tls"));
     }
     if mode == TlsMode::Strict {
-        return Err(io::Error::other("it speaks no TLS, and this port speaks nothing else"));
+        return Err(io::Error::other("the peer does not use TLS, which this port requires"));
     }
     tracing::info!(peer = %address, "a connection in plaintext; `--tls-mode strict` will refuse it");
     let peer = ConnectionPeer::new(address, PeerIdentity::Anonymous, tls.current().1.clone());

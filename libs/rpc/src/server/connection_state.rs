@@ -16,7 +16,7 @@ use crate::gate::methods::CALL_SECS_MAX;
 use crate::lock::lock;
 use crate::server::actor_connections::{ActorConnectionGuard, ActorConnections};
 
-/// How long a connection may last on which nobody has shown an identity, from the moment that it was accepted.
+/// How long a connection may last without having shown an identity, from the moment that it was accepted.
 pub(crate) const IDENTITY_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a connection that was asked to leave may take to do so.
 pub(crate) const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -45,7 +45,7 @@ struct ConnectionActivity {
     calls: usize,
 }
 
-/// EvictionClass of a connection to its place where room is short.
+/// How strongly a connection holds its place when places are short, from weak to strong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum EvictionClass {
     /// A stranger that asks for nothing now.

@@ -1,9 +1,9 @@
 //! Tables of handshakes and of strangers' connections: how many there may be at once, in all and from one place, and
 //! which of them gives way to a new one.
 //!
-//! A handshake that is begun and not gone on with costs its peer nothing, and a connection of nobody in particular hardly
-//! more. Without a bound for each place one of them could hold all. Without giving way, peers that do nothing could keep
-//! out those behind the same address that want something.
+//! A handshake that is begun and not continued costs its peer nothing, and a connection without an identity hardly
+//! more. Without a bound for each address, one address could take all places. Without giving way, idle peers could keep
+//! out others behind the same address.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};

@@ -1,4 +1,4 @@
-//! `grpc.health.v1`, honest: nothing serves until somebody says so.
+//! `grpc.health.v1`, honest: nothing serves until it is set to serving.
 //!
 //! Unlike tonic-health's own implementation, `Watch` of an unknown service
 //! answers `SERVICE_UNKNOWN` and stays open, as the protocol asks for.
@@ -22,7 +22,7 @@ pub struct Health {
     parts: Arc<[HealthDependency]>,
 }
 
-/// Something that a server leans on, with a health of its own; and whether that is well.
+/// Something that a server depends on, by name, with a flag for its own health.
 pub(crate) type HealthDependency = (&'static str, watch::Receiver<bool>);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,7 +62,7 @@ impl Health {
         }
     }
 
-    /// NOT_SERVING for good; watchers are told and their streams end.
+    /// Sets NOT_SERVING permanently; watchers get it as their last answer, and their streams end.
     pub fn end(&self) {
         self.state.send_replace(ServingState::Ended);
     }
@@ -96,7 +96,8 @@ impl HealthCheckTarget {
         }
     }
 
-    /// Returns when that may be otherwise. What is no part, or is followed no more, changes with the server only.
+    /// Returns when the part's health may have changed. Never returns for a part that is not followed any more, or for another
+    /// target than a part.
     async fn changed(&mut self) {
         if let Self::Part(well) = self
             && well.changed().await.is_ok()
@@ -133,17 +134,17 @@ impl HealthService for HealthRpc {
         let watching = HealthWatcher {
             states: self.0.state.subscribe(),
             asked: self.0.find(&request.get_ref().service),
-            told: None,
+            last: None,
         };
         Ok(Response::new(Box::pin(stream::unfold(watching, HealthWatcher::next))))
     }
 }
 
-/// A watch, and what it was told last.
+/// A watch, and the answer that its caller got last.
 struct HealthWatcher {
     states: watch::Receiver<ServingState>,
     asked: HealthCheckTarget,
-    told: Option<(ServingState, HealthCheckResponse)>,
+    last: Option<(ServingState, HealthCheckResponse)>,
 }
 
 impl HealthWatcher {
@@ -152,12 +153,12 @@ impl HealthWatcher {
             let state = *self.states.borrow_and_update();
             let well = self.asked.well();
             let now = response(well, state);
-            match &self.told {
+            match &self.last {
                 Some((ServingState::Ended, _)) => return None,
-                // The end is told again, also of what was not well before.
-                Some((_, told)) if *told == now && state != ServingState::Ended => {}
+                // The end is sent even when the last answer was the same.
+                Some((_, last)) if *last == now && state != ServingState::Ended => {}
                 _ => {
-                    self.told = Some((state, now));
+                    self.last = Some((state, now));
                     return Some((Ok(now), self));
                 }
             }

@@ -90,7 +90,7 @@ pub struct MountBuilder {
 impl MountBuilder {
     /// Adds a generated service (`FlowServiceServer::new(…)`).
     ///
-    /// Tonic decodes messages up to 4 MiB unless the generated type is told otherwise.
+    /// Tonic decodes messages up to 4 MiB unless the generated type is configured otherwise.
     #[must_use]
     pub fn service<S>(mut self, service: S) -> Self
     where
@@ -122,7 +122,7 @@ impl MountBuilder {
         self
     }
 
-    /// How many calls are answered at once; what is more is refused.
+    /// Bounds how many calls are answered at once; calls beyond it are refused.
     #[must_use]
     pub const fn calls_max(mut self, max: CallsMax) -> Self {
         self.calls_max = max;
@@ -143,8 +143,8 @@ impl MountBuilder {
         self
     }
 
-    /// Adds something that the server leans on, to be asked for by this name with `grpc.health.v1`: it is well while
-    /// the flag says so and the server serves. The server's own health does not hang on it.
+    /// Adds something that the server depends on, as a service of this name in `grpc.health.v1`: it serves while
+    /// the flag is set and the server serves. The server's own health does not depend on it.
     #[must_use]
     pub fn part(mut self, name: &'static str, well: watch::Receiver<bool>) -> Self {
         self.parts.push((name, well));
@@ -154,8 +154,8 @@ impl MountBuilder {
     /// Adds health, and reflection when there are descriptors, and closes the mount.
     ///
     /// # Errors
-    /// When the policy says nothing about a service or names a method that a service does not have, a descriptor set cannot be read,
-    /// or patience is asked for a method that is not here or a stream.
+    /// When the policy has no row for a service or names a method that a service does not have, a descriptor set cannot be read,
+    /// or a timeout is given for a method that is not here or a stream.
     pub fn build(mut self) -> Result<Mount, MountError> {
         if let Some(service) = self.names.iter().find(|name| !self.policy.covers(name)) {
             return Err(MountError::Uncovered { service });
@@ -220,10 +220,10 @@ pub enum MountError {
         /// The mounted service.
         service: &'static str,
     },
-    /// The policy speaks of health or reflection, which are always open.
+    /// The policy has a row for health or reflection, which are always open.
     #[error("health and reflection are open to anyone and have no row in a policy")]
     Policy(#[source] PolicyError),
-    /// The method may have been renamed, or be misspelt: what was meant is not protected by the row.
+    /// The method may have been renamed, or be misspelt: the row does not protect the method that was meant.
     #[error("the method policy names `{path}`: its service has no such method")]
     NoMethod {
         /// The row.

@@ -1,4 +1,4 @@
-//! Answers of a watch, on their way to whoever watches.
+//! Answers of a watch, on their way to its watcher.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ pub const ANSWERS_MAX: usize = WATCH_BUFFER + 1;
 pub enum WatchEnded {
     /// The watcher went away.
     Gone,
-    /// Something failed, which the watcher is told.
+    /// Something failed; the watcher gets the status.
     Failed(Box<Status>),
 }
 
@@ -68,7 +68,7 @@ impl<T> AnswerSender<T> {
         Ok(())
     }
 
-    /// Tells the watcher why its stream ends.
+    /// Ends the stream, with its reason for the watcher.
     pub fn end(&self, ended: WatchEnded) {
         if let WatchEnded::Failed(status) = ended {
             // There is room: no answer takes the last place. A watcher that has gone does not need the reason.
@@ -80,7 +80,7 @@ impl<T> AnswerSender<T> {
 /// RESOURCE_EXHAUSTED, with where to go on.
 fn too_slow(resume_position: &str) -> Status {
     let message = format!(
-        "{WATCH_BUFFER} answers were not read for {} s; resume from the last one that was",
+        "{WATCH_BUFFER} answers were not read for {} s; resume after the last answer that was read",
         PATIENCE.as_secs()
     );
     Error::new(ErrorKind::ResourceExhausted, RpcReason::SlowConsumer, message)

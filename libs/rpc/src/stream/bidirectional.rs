@@ -5,8 +5,8 @@ use std::task::{Poll, ready};
 use futures_util::{FutureExt as _, Stream, StreamExt as _, stream};
 use tonic::Status;
 
-/// A stream of answers, beside which `serving` takes in what the caller says. Both run where the stream is read and end with it: no task, and
-/// nobody to wake.
+/// Stream of answers, beside which `serving` handles the caller's messages. Both run where the stream is polled and end with it: there is
+/// no task, and nothing to wake.
 ///
 /// The stream ends when `serving` does, before answers that were not read yet, with the status that it may give; or when there are no more
 /// answers. The answers are dropped last.

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 /// How long a stream may say nothing.
 const SILENCE_MAX: Duration = Duration::from_secs(15);
 
-/// When something has to be said at the latest. What is heard but not passed on is no sign of life: only what was sent is.
+/// Time by which the next message has to be sent. Only sent messages count as signs of life, not received ones.
 #[derive(Debug)]
 pub struct StreamHeartbeat(Instant);
 
@@ -23,7 +23,7 @@ impl StreamHeartbeat {
         *self = Self::default();
     }
 
-    /// Waits until something has to be said.
+    /// Waits until the heartbeat is due.
     ///
     /// Cancel safe.
     pub async fn due(&self) {
@@ -54,7 +54,7 @@ mod tests {
         assert_eq!(pulse.or_due(ready(1)).await, Some(1));
         assert_eq!(pulse.or_due(pending::<u32>()).await, None);
         assert_eq!(begun.elapsed(), SILENCE_MAX);
-        // Until it was said, it is due, whatever else there is.
+        // The heartbeat stays due until it was sent, whatever else there is.
         assert_eq!(pulse.or_due(ready(1)).await, None);
         pulse.due().await;
         assert_eq!(begun.elapsed(), SILENCE_MAX);

@@ -17,19 +17,19 @@ use tonic::codegen::BoxStream;
 use crate::caller::directory::{Directory, DirectoryFeedState, DirectorySubject, Membership};
 use crate::error::{Error, ErrorKind, RpcReason};
 
-/// How long a stream goes on while it cannot be told whether it may.
+/// How long a stream goes on while the directory cannot answer whether it may.
 const DOUBT_MAX: Duration = Duration::from_secs(30);
-/// The pause before it is asked again.
+/// The pause before the directory is asked again after an error.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
-/// Pause before it is asked again while the directory answers and reports no changes: a loss would not be noticed otherwise.
+/// The pause before the directory is asked again while it answers but receives no changes: a loss would not be noticed otherwise.
 const ASK_IN_SILENCE: Duration = Duration::from_secs(2);
 
-/// The stream as long as `actor` has at least this role in `context`. It ends with `PERMISSION_DENIED`
+/// Passes a stream on as long as `actor` has at least this role in `context`. It ends with `PERMISSION_DENIED`
 /// (`ROLE_INSUFFICIENT`) when the role has become too small, with `NOT_FOUND` when none is left, with
-/// `FAILED_PRECONDITION` (`CONTEXT_DELETING`) when the context goes, and with `UNAVAILABLE` when that could not be told
-/// for 30 s.
+/// `FAILED_PRECONDITION` (`CONTEXT_DELETING`) when the context goes, and with `UNAVAILABLE` when the directory did not
+/// answer for 30 s.
 ///
-/// Whether the actor may begin is not asked here: whoever opens the stream has decided it.
+/// Whether the actor may begin is not checked here: the caller that opens the stream has decided it.
 pub fn while_member<S, T>(
     stream: S,
     directory: Arc<dyn Directory>,
@@ -45,8 +45,8 @@ where
     Box::pin(RevocableStream { stream: Some(Box::pin(stream)), lost: Some(Box::pin(lost)) })
 }
 
-/// The answer that a call waits for, unless `actor` loses this role in `context` before it is there; then what
-/// [`while_member`] ends with. What was begun for the answer is dropped.
+/// Awaits the answer of a call, unless `actor` loses this role in `context` first; then fails as
+/// [`while_member`] ends. The unfinished answer is dropped.
 ///
 /// # Errors
 /// As the answer; and when the role is lost.
@@ -64,7 +64,7 @@ pub async fn answer_while_member<T>(
     }
 }
 
-/// Waits until the role is lost, and gives what the caller is told.
+/// Waits until the role is lost, and returns the status for the caller.
 async fn until_no_member(
     directory: Arc<dyn Directory>,
     context: ContextId,
@@ -100,12 +100,12 @@ fn judged(membership: Membership, context: ContextId, actor: ActorId, needed: Ro
 pub(crate) enum AccessGrantState {
     /// Yes; `until` then at the longest, when an end is set.
     Holds { until: Option<Timestamp> },
-    /// No, and that is what the caller is told.
+    /// No; the status is for the caller.
     Lost(Status),
 }
 
-/// Waits until it is lost, and gives what the caller is told. Asks at once, whenever the directory says that its subject
-/// changed, at the end that is set, and every now and then while the directory would not hear of a change.
+/// Waits until the permission is lost, and returns the status for the caller. Asks at once, whenever the directory reports a change
+/// of the subject, at the permission's own end, and every now and then while the directory receives no changes.
 pub(crate) async fn until_lost<A, F>(directory: &dyn Directory, subject: DirectorySubject, ask: A) -> Status
 where
     A: Fn() -> F,
@@ -114,9 +114,9 @@ where
     let mut changes = directory.changes(subject);
     let mut in_doubt_since = None;
     loop {
-        // Marked as seen before asking: what changes while it is asked is asked again.
+        // Marked as seen before asking, so that a change during the question causes another one.
         let hearing = *changes.borrow_and_update();
-        // Whoever is asked and does not answer leaves as much in doubt as whoever fails.
+        // No answer leaves as much in doubt as an error.
         let since: Instant = in_doubt_since.unwrap_or_else(Instant::now);
         let answer = tokio::time::timeout_at(since + DOUBT_MAX, ask()).await;
         let pause = match answer.unwrap_or_else(|_| Err(Status::unavailable("no answer"))) {
@@ -155,13 +155,13 @@ where
 }
 
 fn doubtful(why: &Status) -> Status {
-    let message = format!("whether the caller may still do this cannot be told: {}", why.message());
+    let message = format!("cannot check whether the caller still has permission: {}", why.message());
     Error::unavailable(RpcReason::PeerUnavailable, message).into()
 }
 
 /// A stream until something happens, which it ends with.
 struct RevocableStream<S> {
-    /// Dropped when it is over, so that whoever feeds it notices.
+    /// Dropped at its end, so that its producer notices.
     stream: Option<Pin<Box<S>>>,
     lost: Option<BoxFuture<'static, Status>>,
 }

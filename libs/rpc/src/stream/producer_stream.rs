@@ -6,8 +6,8 @@ use futures_util::{Stream, stream};
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TryRecvError;
 
-/// A stream of what a future sends, with room for so much that is not read. The future runs when the stream is read, and ends with it:
-/// no task, and nobody to wake. It has to be the only one that sends.
+/// Stream of what a future sends, with a buffer of `room` items. The future runs when the stream is polled, and ends with it:
+/// there is no task, and nothing to wake. Nothing else may send to it.
 pub fn producer_stream<T, F>(room: usize, produce: impl FnOnce(mpsc::Sender<T>) -> F) -> impl Stream<Item = T>
 where
     F: Future<Output = ()>,

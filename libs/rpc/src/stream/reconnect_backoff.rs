@@ -1,4 +1,4 @@
-//! Waiting for a service that is away while somebody listens to what it says: it may be starting again.
+//! Back-off while a service that a stream is read from is away: it may be starting again.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use tonic::{Code, Status};
 
 use crate::RECONNECT_MAX;
 
-/// How long a service may be away before those who listen are told; they resume by themselves then.
+/// How long a service may be away before the readers get its status; they resume by themselves then.
 const AWAY_MAX: Duration = Duration::from_secs(30);
 
 /// Back-off of one reader of another service.
@@ -24,10 +24,10 @@ impl StreamReconnectBackoff {
         self.away = None;
     }
 
-    /// Waits until the service may be asked again after it answered with this. Cancel safe: it is asked earlier then.
+    /// Waits until the service may be called again after it answered with this. Cancel safe: dropping it only makes the call earlier.
     ///
     /// # Errors
-    /// The same status, when it says something else than UNAVAILABLE, or says it for too long.
+    /// The same status, when it is other than UNAVAILABLE, or has been UNAVAILABLE for too long.
     pub async fn after(&mut self, status: Status) -> Result<(), Status> {
         if status.code() != Code::Unavailable {
             return Err(status);

@@ -16,11 +16,11 @@ pub trait Resumable: Send {
     /// Asks for the stream behind the last answer that was noted; for all of it before the first.
     fn open(&mut self) -> impl Future<Output = Result<BoxStream<Self::Answer>, Status>> + Send;
 
-    /// Notes an answer before it is passed on, and takes out of it what was passed on before.
+    /// Notes an answer before it is passed on, and removes from it what was passed on before.
     fn note(&mut self, answer: &mut Self::Answer);
 }
 
-/// Stream that does not end: where it breaks off it is asked for again, for as long as a service may take to start.
+/// Stream that does not end: when it breaks off it is opened again, for as long as a service may take to start.
 pub struct ResumingStream<R: Resumable> {
     source: R,
     /// Nothing after one that broke off, until the next one stands.
@@ -29,7 +29,7 @@ pub struct ResumingStream<R: Resumable> {
 }
 
 impl<R: Resumable> ResumingStream<R> {
-    /// Opens the stream. A service that is away is not waited for: whoever asks can ask elsewhere.
+    /// Opens the stream. Does not wait for a service that is away: the caller can try another one.
     ///
     /// # Errors
     /// As the source's.
@@ -106,8 +106,8 @@ pub async fn first_answer<T>(answers: &mut Streaming<T>) -> Result<T, Status> {
     answers.message().await?.ok_or_else(ended)
 }
 
-/// Tells whether more came at once than a service keeps for one reader: asked again, the service goes on from there. A caller that
-/// passes the answers on bounds how long its own reader may take.
+/// Returns true when more came at once than a service keeps for one reader: opened again, the stream goes on from there. A caller
+/// that passes the answers on bounds how long its own reader may take.
 fn fell_behind(status: &Status) -> bool {
     status.code() == Code::ResourceExhausted
         && ErrorView::from(status).reason == RpcReason::SlowConsumer.as_str()

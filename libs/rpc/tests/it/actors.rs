@@ -126,7 +126,7 @@ async fn a_token_is_who_calls() {
         let channel = stage.channel(other);
         assert_eq!(refused(ask(&channel, "WhoAmI", &token).await), unauthenticated("IDENTITY_UNUSABLE"));
     }
-    // What an actor may not call, it may not call with a token either, whoever else's certificate is there.
+    // A method that an actor may not call is closed to its token as well, whoever's certificate comes with it.
     let denied = ask(&stage.channel(SCHEDULER), "Never", &token).await;
     assert_eq!(refused(denied), (Code::PermissionDenied, "METHOD_NOT_ALLOWED".to_owned()));
 }
@@ -244,7 +244,7 @@ async fn streams_end_when_a_certificate_is_revoked() {
 async fn streams_end_when_the_key_of_their_token_is_revoked() {
     let stage = Stage::new().await;
     let (channel, token) = (stage.anonymous(), stage.token());
-    // In a moment: the end that is set counts, nobody has to say it again.
+    // In a moment: the end that is set counts, without another notification.
     let status = ended_by(&stage, &channel, Some(&token), |known| {
         let soon = Timestamp::now() + Duration::from_millis(50);
         known.edit(ACTOR_ID, |known| known.keys[0].revoked_at = Some(soon));

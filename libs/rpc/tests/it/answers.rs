@@ -173,7 +173,7 @@ async fn a_request_id_goes_all_the_way() {
     let mut request = Request::new(text("Header x-request-id"));
     request.metadata_mut().insert("x-request-id", "mine-7".parse().unwrap());
     assert_eq!(call(&channel, "Relay", request).await.unwrap(), "mine-7");
-    // What is no id is replaced, and what is not there is made.
+    // An invalid id is replaced, and a missing one is made.
     let made = call(&channel, "Relay", Request::new(text("Header x-request-id"))).await.unwrap();
     assert_eq!(made.len(), 32, "{made}");
     assert_eq!(header(&channel, "x-request-id", |_| ()).await, "none", "the request stays as it came");

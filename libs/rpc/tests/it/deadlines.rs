@@ -68,7 +68,7 @@ async fn a_deadline_is_handed_on_over_two_hops() {
 #[tokio::test]
 async fn nothing_is_called_without_time_for_it() {
     let authority = Authority::new();
-    // Nobody listens there, and nobody is called.
+    // Nothing listens there, and no call is made.
     let next = Channel::remote("https://127.0.0.1:1", &authority.issue(SCHEDULER), None).unwrap();
     let first = Running::start_before(&authority, next).await;
     let mut request = Request::new(text("Left"));

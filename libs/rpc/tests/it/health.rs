@@ -15,7 +15,7 @@ use tonic_reflection::pb::{v1, v1alpha};
 
 use crate::stage::{Authority, POLICY, Running};
 
-/// Services that reflection lists: what is mounted, whatever else the descriptors speak of.
+/// Services that reflection lists: the mounted ones, whatever else the descriptors contain.
 const MOUNTED: [&str; 4] = [
     "grpc.health.v1.Health",
     "grpc.reflection.v1.ServerReflection",

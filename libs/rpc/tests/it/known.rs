@@ -10,7 +10,7 @@ use rpc::{Directory, DirectoryFeedState, DirectorySubject, KnownActor, Membershi
 use tokio::sync::watch;
 use tonic::Status;
 
-/// Knows what it was told.
+/// Directory with the answers that a test has set.
 #[derive(Debug)]
 pub(crate) struct Known {
     said: Mutex<Said>,
@@ -28,7 +28,7 @@ struct Said {
     actors: BTreeMap<ActorId, Arc<KnownActor>>,
     members: BTreeMap<(ContextId, ActorId), Membership>,
     spent: BTreeSet<(ActorId, String)>,
-    /// How often an actor was asked for.
+    /// How often an actor was looked up.
     asked: u64,
     is_away: bool,
     is_silent: bool,

@@ -70,7 +70,7 @@ impl Rotation {
         self.put(&format!("{name}.pem"), &issued.certificate_pem);
     }
 
-    /// A new authority signs, in the order in which nobody is ever without one that all trust.
+    /// A new authority signs, in the order in which every peer always has a certificate that all trust.
     fn step(&mut self, step: u64) {
         match step % 5 {
             0 => {
@@ -78,7 +78,7 @@ impl Rotation {
                 (self.signer_dir, self.signer) = authority();
                 self.put("ca.pem", &format!("{}{}", self.former_ca, self.signer.ca_pem()));
             }
-            // Somebody writes in place, and the server reads half of it.
+            // An operator writes in place, and the server reads half of it.
             1 => std::fs::write(self.path("server.pem"), "-----BEGIN CERTIFICATE-----\nMIIB").unwrap(),
             2 => self.renew("server", STORAGE),
             3 => self.renew("client", SCHEDULER),

@@ -51,7 +51,7 @@ async fn a_mesh_says_who_calls() {
         assert_eq!(with_header(&channel, "WhoAmI", name, value).await.unwrap(), "service/scheduler");
         // What is behind the port never sees it.
         assert_eq!(with_header(&channel, "Header", name, value).await.unwrap(), "none");
-        // The other mesh's header is anybody's to write here.
+        // Anybody can write the other mesh's header here.
         for forged in [other, (name, "somebody"), ("x-other", "x")] {
             let refused = with_header(&channel, "WhoAmI", forged.0, forged.1).await.unwrap_err();
             assert_eq!(ErrorView::from(&refused).reason, "IDENTITY_REQUIRED", "{forged:?}");
@@ -134,7 +134,7 @@ async fn a_strict_port_takes_tls_only() {
     let server = with_mode(&authority, TlsMode::Strict).await;
     let refused = who_am_i(&plaintext(server.address)).await.unwrap_err();
     assert_eq!(refused.code(), Code::Unavailable, "{refused:?}");
-    // Neither port waits for the second byte of what is neither.
+    // Neither port waits for the second byte of an unknown protocol.
     let mut socket = TcpStream::connect(server.address).await.unwrap();
     tokio::io::AsyncWriteExt::write_all(&mut socket, b"G").await.unwrap();
     assert_eq!(socket.read(&mut [0; 8]).await.unwrap_or(0), 0);

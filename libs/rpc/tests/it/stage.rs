@@ -55,7 +55,7 @@ pub(crate) fn text(text: impl Into<String>) -> Text {
     Text { service: text.into() }
 }
 
-/// Long enough to tell apart from what is not set.
+/// Long enough to be recognized as set.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(300);
 
 /// `Stream` sends back what it gets, `WhoAmI` and `Administer` say who calls, `Never` and `Wait` never answer. `Header`
@@ -325,7 +325,7 @@ impl Running {
         Channel::remote(&format!("https://{}", self.address), files, None).unwrap()
     }
 
-    /// A connection that takes no more than 64 KiB of answers that nobody reads.
+    /// A connection that takes no more than 64 KiB of unread answers.
     pub(crate) async fn narrow(&self, authority: &Authority, identity: Identity) -> transport::Channel {
         const WINDOW: u32 = 65_535;
         let files = authority.pki.issue(identity, &IssueOptions::from(SystemTime::now())).unwrap();

@@ -1,4 +1,4 @@
-//! Connections on which nobody shows who it is, and what they keep from others: nothing.
+//! Connections without an identity, which keep no others out.
 
 use std::io::ErrorKind;
 use std::net::Ipv4Addr;
@@ -77,7 +77,7 @@ async fn tcp(stage: &Stage) -> TcpStream {
     TcpStream::connect(stage.server.address).await.unwrap()
 }
 
-/// A connection without a certificate on which nothing is said yet.
+/// A connection without a certificate on which nothing was sent yet.
 async fn tls(stage: &Stage, socket: TcpStream) -> std::io::Result<TlsStream<TcpStream>> {
     let mut roots = RootCertStore::empty();
     for authority in CertificateDer::pem_file_iter(stage.authority.pki.ca_file()).unwrap() {
@@ -149,7 +149,7 @@ async fn a_stranger_is_sent_away_and_a_known_actor_is_not() {
     let known = stage.anonymous();
     assert_eq!(ask(&known, "WhoAmI", &stage.token()).await.unwrap(), "actor/7");
     let began = Instant::now();
-    // One that says nothing, and one that asks what anybody may.
+    // One that sends nothing, and one that makes a call that is open to anyone.
     let mut silent = tls(&stage, tcp(&stage).await).await.unwrap();
     let mut stranger = tls(&stage, tcp(&stage).await).await.unwrap();
     stranger.write_all(HTTP2_BEGINS).await.unwrap();
@@ -161,7 +161,7 @@ async fn a_stranger_is_sent_away_and_a_known_actor_is_not() {
     let after = Duration::from_secs(limit("rpc_identity_secs_max") as u64);
     assert!(took + Duration::from_millis(200) > after && took < 3 * after, "{took:?}");
     until("three were sent away", || counted(&registry, "mycora_connections_given_up_total") >= 3.0).await;
-    // Whoever asks for health again connects again; whoever has shown a token need not.
+    // A stranger connects again to ask for health again; a caller that has shown a token need not.
     let before = came_about(&registry);
     assert_eq!(ask(&known, "WhoAmI", &stage.token()).await.unwrap(), "actor/7");
     assert_eq!(came_about(&registry), before);

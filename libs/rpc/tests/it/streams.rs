@@ -26,7 +26,7 @@ async fn echoes(channel: &Channel) {
     tokio::join!(sending, receiving);
 }
 
-/// The handler's task learns that nobody is there any more. Over the network it does so only when the
+/// The handler's task learns that its caller is gone. Over the network it does so only when the
 /// caller has let go of both ways: a half that is still held keeps the call alive.
 async fn ends_when_the_caller_goes(channel: &Channel, echo: &Echo) {
     let (sender, mut answers) = open_stream(channel).await.unwrap();

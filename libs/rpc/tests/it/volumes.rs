@@ -107,7 +107,7 @@ async fn more_than_its_caller_may_send_is_refused_and_services_are_not() {
     large(&channel, "WhoAmI").await.expect("there is room again");
 }
 
-/// An answer of so many bytes that nobody reads before it is asked for.
+/// An answer of so many bytes that is not read before it is asked for.
 async fn ask(channel: &transport::Channel, bytes: usize) -> Result<Streaming<Text>, Status> {
     let mut grpc = tonic::client::Grpc::new(channel.clone());
     grpc.ready().await.map_err(|e| Status::from_error(e.into()))?;

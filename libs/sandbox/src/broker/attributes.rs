@@ -130,7 +130,7 @@ pub(super) fn change(
         }
     };
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-    // As the kernel names what was opened, whatever its path was and has become.
+    // The kernel's name of the opened file, whatever its path was and has become.
     let place = rustix::fs::readlink(&path, Vec::new())?;
     let place = Path::new(std::ffi::OsStr::from_bytes(place.as_bytes()));
     if !places.iter().any(|own| place.starts_with(own)) {
@@ -163,7 +163,7 @@ fn open(
     rustix::fs::openat(directory()?, &path, flags, Mode::empty())
 }
 
-/// A path with the names that mean somebody else in another process. One that comes to such a name through a link of the
+/// Rewrites names in a path that mean another process when this one uses them. A path that comes to such a name through a link of the
 /// script's own leads to files of this process, none of which lies in the script's places, unless it is the same.
 fn as_the_caller(thread: u32, path: &[u8]) -> PathBuf {
     let of = |rest: &[u8], below: &str| {

@@ -26,7 +26,7 @@ pub(super) struct SyscallCaller<'a> {
 impl<'a> SyscallCaller<'a> {
     pub(super) fn of(listener: &'a SeccompListener, call: &PendingSyscall) -> Result<Self, Errno> {
         let memory = format!("/proc/{}/mem", call.thread);
-        // One that may not be looked into, such as a program that nobody may read, gets nothing done.
+        // A process that may not be inspected, such as that of an unreadable program, gets nothing done.
         let memory = OpenOptions::new().read(true).write(true).open(memory).map_err(|_| Errno::PERM)?;
         let caller = Self { listener, id: call.id, thread: call.thread, memory };
         caller.still_waits()?;

@@ -1,4 +1,4 @@
-//! The filter that tells of calls, and how its other end comes to the init.
+//! The filter that notifies of calls, and how its other end comes to the init.
 
 use std::io;
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
@@ -53,7 +53,7 @@ const fn give(action: u32) -> sock_filter {
     step(libc::BPF_RET | libc::BPF_K, 0, 0, action)
 }
 
-/// The program of the filter: calls of other numberings end the process, those that are brokered are told of.
+/// The program of the filter: calls of other numberings end the process, brokered calls cause a notification.
 fn program(rules: &BrokerRules) -> Vec<sock_filter> {
     let kill = give(libc::SECCOMP_RET_KILL_PROCESS);
     let tell = give(libc::SECCOMP_RET_USER_NOTIF);
@@ -87,7 +87,7 @@ fn program(rules: &BrokerRules) -> Vec<sock_filter> {
     program
 }
 
-/// Puts the filter in force for this process and all that it starts, and gives what tells of their calls.
+/// Puts the filter in force for this process and all that it starts, and returns the listener of their calls.
 fn restrict(rules: &BrokerRules) -> io::Result<OwnedFd> {
     if ARCHITECTURE == 0 {
         return Err(io::Error::new(io::ErrorKind::Unsupported, "there is no filter for this processor"));
@@ -101,7 +101,7 @@ fn restrict(rules: &BrokerRules) -> io::Result<OwnedFd> {
         unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &raw const program) }
     };
     let listens = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER;
-    // With the second a call that was told of is interrupted by nothing that does not end its process, so that none is done
+    // The second flag keeps signals that do not end the process from interrupting a call that was received, so that none is done
     // twice; Linux 5.19 and later.
     let mut listener = install(listens | libc::SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV);
     if listener < 0 {
@@ -114,28 +114,28 @@ fn restrict(rules: &BrokerRules) -> io::Result<OwnedFd> {
     }
 }
 
-/// The pipes by which the script's process tells the number of its listener, and hears that the init has it.
+/// The pipes over which the script's process sends the number of its listener, and learns that the init has it.
 pub(crate) struct ListenerHandoff {
-    told: (OwnedFd, OwnedFd),
+    sent: (OwnedFd, OwnedFd),
     taken: (OwnedFd, OwnedFd),
 }
 
 /// Makes them, where they are needed.
 pub(crate) fn listener_handoff(rules: &BrokerRules) -> io::Result<Option<ListenerHandoff>> {
     let pipe = || rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC);
-    if rules.is_idle() { Ok(None) } else { Ok(Some(ListenerHandoff { told: pipe()?, taken: pipe()? })) }
+    if rules.is_idle() { Ok(None) } else { Ok(Some(ListenerHandoff { sent: pipe()?, taken: pipe()? })) }
 }
 
 /// Puts the filter in force, and waits until the init has its other end. Nothing of ours is in the way of the init then.
 pub(crate) fn install_filter(rules: &BrokerRules, handing: ListenerHandoff) -> io::Result<()> {
-    let ListenerHandoff { told: (_, tells), taken: (hears, taken) } = handing;
+    let ListenerHandoff { sent: (_, sender), taken: (receiver, taken) } = handing;
     drop(taken);
-    // Else only root could take it. What is in this process is in its own files and environment as well.
+    // Else only root could take it. All that is in this process is in its own files and environment as well.
     rustix::process::set_dumpable_behavior(DumpableBehavior::Dumpable)?;
     let listener = restrict(rules)?;
-    rustix::io::write(&tells, &listener.as_raw_fd().to_ne_bytes())?;
-    drop(tells);
-    match rustix::io::read(&hears, &mut [0; 1][..])? {
+    rustix::io::write(&sender, &listener.as_raw_fd().to_ne_bytes())?;
+    drop(sender);
+    match rustix::io::read(&receiver, &mut [0; 1][..])? {
         1 => Ok(()),
         _ => Err(io::Error::new(io::ErrorKind::PermissionDenied, "the init cannot take the listener")),
     }
@@ -143,14 +143,14 @@ pub(crate) fn install_filter(rules: &BrokerRules, handing: ListenerHandoff) -> i
 
 /// Takes the other end of the filter from the script's process; nothing when that was refused before.
 pub(crate) fn receive_listener(script: Pid, handing: ListenerHandoff) -> io::Result<Option<OwnedFd>> {
-    let ListenerHandoff { told: (hears, tells), taken: (_, taken) } = handing;
-    drop(tells);
+    let ListenerHandoff { sent: (receiver, sender), taken: (_, taken) } = handing;
+    drop(sender);
     let mut number = [0; 4];
-    if rustix::io::read(&hears, &mut number[..])? != number.len() {
+    if rustix::io::read(&receiver, &mut number[..])? != number.len() {
         return Ok(None);
     }
     let process = pidfd_open(script, PidfdFlags::empty())?;
-    // What fails here shows there: nobody answers.
+    // A failure here shows at the script's process: the pipe closes without an answer.
     let Ok(listener) = duplicate(&process, i32::from_ne_bytes(number)) else { return Ok(None) };
     rustix::io::write(&taken, &[1])?;
     Ok(Some(listener))

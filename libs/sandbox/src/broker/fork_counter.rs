@@ -10,8 +10,8 @@ const ANCESTORS_MAX: usize = 1 << 20;
 
 /// Counts the forks of a job, and lets through what its bound has room for.
 ///
-/// What ends is not told of, so the number is what it was at the last look, and what was let through since. At the bound it is
-/// looked again. What was let through and is not there yet is missed by a look: each thread at most once.
+/// There is no notification of ends, so the number is that of the last look, plus the forks that were let through since. At the bound
+/// the processes are counted again. A fork that was let through and has not happened yet is missed by a count: each thread at most once.
 pub(super) struct ForkCounter {
     most: u32,
     /// The process whose children are jobs of their own.

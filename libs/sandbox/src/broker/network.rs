@@ -107,7 +107,7 @@ pub(super) fn copied(caller: &SyscallCaller<'_>, address: u64, length: i32) -> R
     caller.bytes(address, length.ok_or(Errno::INVAL)?)
 }
 
-/// Refuses what is an inner address, or this machine's, and not listed.
+/// Refuses an inner address, or one of this machine, unless it is listed.
 pub(super) fn check(address: IpAddr, port: u16, listed: &[AddressRange]) -> Result<(), Errno> {
     if listed.iter().any(|range| range.contains(address, port)) {
         return Ok(());

@@ -25,7 +25,7 @@ impl PendingSyscall {
     }
 }
 
-/// Where calls are told of.
+/// Listener that receives the brokered calls.
 pub(super) struct SeccompListener(OwnedFd);
 
 impl AsFd for SeccompListener {
@@ -42,11 +42,11 @@ impl SeccompListener {
     /// Takes the next call.
     pub(super) fn receive(&self) -> Result<PendingSyscall, Errno> {
         // SAFETY: all of it may be zero, as the kernel demands.
-        let mut told: libc::seccomp_notif = unsafe { std::mem::zeroed() };
+        let mut call: libc::seccomp_notif = unsafe { std::mem::zeroed() };
         // SAFETY: the kernel fills the structure, which outlives the call.
-        checked(unsafe { libc::ioctl(self.0.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_RECV, &raw mut told) })?;
-        let number = libc::c_long::from(told.data.nr);
-        Ok(PendingSyscall { id: told.id, thread: told.pid, number, args: told.data.args })
+        checked(unsafe { libc::ioctl(self.0.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_RECV, &raw mut call) })?;
+        let number = libc::c_long::from(call.data.nr);
+        Ok(PendingSyscall { id: call.id, thread: call.pid, number, args: call.data.args })
     }
 
     /// Returns whether the call still waits, so that its thread is still who made it.
@@ -57,7 +57,7 @@ impl SeccompListener {
         result == 0
     }
 
-    /// Answers a call. Should it not wait any more, then nobody needs the answer.
+    /// Answers a call. If its caller does not wait any more, the answer is not needed.
     pub(super) fn answer(&self, id: u64, result: Result<i64, Errno>) {
         let (val, error) = match result {
             Ok(value) => (value, 0),
@@ -66,7 +66,7 @@ impl SeccompListener {
         self.send(&libc::seccomp_notif_resp { id, val, error, flags: 0 });
     }
 
-    /// Has the kernel do what was asked.
+    /// Lets the kernel carry out the call.
     pub(super) fn proceed(&self, id: u64) {
         #[expect(clippy::cast_possible_truncation, reason = "it is 1")]
         let flags = libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32;

@@ -1,4 +1,4 @@
-//! Messages: what is sent to an address, copied and sent in the script's place.
+//! Messages to an address: copied, and sent in the script's place.
 
 use std::os::fd::{AsRawFd as _, OwnedFd};
 
@@ -21,7 +21,7 @@ const PARTS_MAX: usize = 1024;
 const MESSAGES_MAX: u32 = 64;
 /// The most that may go with a message: all the descriptors that the kernel passes on at once fit.
 const EXTRA_BYTES_MAX: usize = 2048;
-/// How many bytes `msghdr` has, and `mmsghdr`, which ends with what was sent.
+/// Size of `msghdr`, and of `mmsghdr`, which ends with the number of bytes sent.
 const HEADER_BYTES: usize = 56;
 const COUNTED_HEADER_BYTES: u64 = 64;
 
@@ -164,7 +164,7 @@ fn message(
     flags: i32,
     listed: &[AddressRange],
 ) -> Result<SocketMessage, Errno> {
-    // What would be sent later on is a copy of ours: nobody could tell when.
+    // The data would be sent later from our copy, and we could not tell when that is free.
     if flags & libc::MSG_ZEROCOPY != 0 {
         return Err(Errno::NOBUFS);
     }
@@ -250,7 +250,7 @@ fn accompany(
         }
         at = (at + length.next_multiple_of(8)).min(extra.len());
     }
-    // What is too short to be anything, the kernel passes over as well.
+    // The kernel passes over a rest that is too short for a header as well.
     extra.truncate(at);
     Ok((extra, passed))
 }

@@ -7,7 +7,7 @@ use sandbox::{BrokerRules, Confinement};
 
 use crate::setup::{SandboxTestDir, text};
 
-/// Scripts are of our own user, so that all that keeps them from our files is what is put around them.
+/// Scripts are of our own user, so that only their confinement keeps them from our files.
 fn kept(place: &SandboxTestDir) -> Confinement {
     let broker = BrokerRules { attributes: Some(vec![place.dir.clone()]), ..BrokerRules::default() };
     let mut confinement = Confinement { broker, ..place.confined() };
@@ -18,7 +18,7 @@ fn kept(place: &SandboxTestDir) -> Confinement {
     confinement
 }
 
-/// Everything that tells whether anything was changed: a change of whatever kind changes the last two.
+/// Everything that shows whether anything was changed: a change of whatever kind changes the last two.
 fn state(path: &Path) -> (u32, u32, u32, i64, i64, i64) {
     let found = std::fs::metadata(path).unwrap();
     (found.mode(), found.uid(), found.gid(), found.mtime_nsec(), found.ctime(), found.ctime_nsec())

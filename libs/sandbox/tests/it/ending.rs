@@ -133,7 +133,7 @@ async fn everything_ends_when_the_runner_lets_go() {
 #[tokio::test]
 async fn everything_ends_when_the_runner_is_killed() {
     let place = SandboxTestDir::new();
-    // This test, started anew as a runner that has one job.
+    // This test, started again as a runner that has one job.
     let test = std::env::current_exe().unwrap();
     let mut runner = Command::new(test)
         .args(["--exact", "ending::a_runner_with_one_job"])
@@ -170,7 +170,7 @@ async fn what_was_said_last_is_heard_whatever_was_still_ordered() {
         };
         let both = || async { (processes::below(pid).is_ok_and(|below| !below.is_empty())).then_some(()) };
         wait_until(both, PATIENCE, "it has started another").await;
-        // It finds both at once, and never hears the second: the first is obeyed until nothing is left.
+        // It finds both at once, and never reads the second: the first is obeyed until nothing is left.
         let init = i32::try_from(child.pid()).ok().and_then(Pid::from_raw).unwrap();
         kill_process(init, Signal::STOP).unwrap();
         child.send_command(InitCommand::Kill).await.unwrap();

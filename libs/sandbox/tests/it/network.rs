@@ -1,4 +1,4 @@
-//! Where a script with the network leads: to no address of this machine but what is listed.
+//! Where a script with the network can connect: to no address of this machine but the listed ones.
 
 use std::io::Read as _;
 use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream, UdpSocket};
@@ -246,7 +246,7 @@ print(reached, refused)
     assert!(broken.output == "1 0\n", "{broken:?}");
 }
 
-/// A listener that takes nobody: its queue is full.
+/// A listener that accepts no connection: its queue is full.
 fn full_listener() -> (OwnedFd, TcpStream, u16) {
     let listener = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
     rustix::net::bind(&listener, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0)).unwrap();
@@ -294,7 +294,7 @@ signal.pause()
     });
     let (got, out) = reading.join().unwrap();
     assert_eq!(got, "EINPROGRESS\n-9\nin\n");
-    // Of the five that waited, four still do: nobody waits for the one whose process was killed.
+    // Of the five that waited, four still do: the one whose process was killed is not waited for.
     let tasks = format!("/proc/{}/task", child.pid());
     let own = 3;
     let is_left = || async { (std::fs::read_dir(&tasks).unwrap().count() == own + 4).then_some(()) };

@@ -104,7 +104,7 @@ pub(crate) async fn end_of(mut child: SandboxedJob, mut out: std::io::PipeReader
             InitEvent::Over { ended } => outcome.ended = ended,
         }
         if outcome.left {
-            // Should the rest have ended by itself, there is nobody left to be told.
+            // Should the rest have ended by itself, there is no receiver left.
             let _ = child.send_command(sandbox::InitCommand::Kill).await;
         }
     }

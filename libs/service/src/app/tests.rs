@@ -123,7 +123,7 @@ async fn a_mesh_has_a_port_of_its_own_and_is_named_completely() {
         let matches = command::<Small>().get_matches_from(args);
         CommonFlags::from_arg_matches(&matches).expect("good flags")
     };
-    // Without certificates nobody could come in at the other port.
+    // Without certificates the other port would have no callers.
     let (listener, mesh) = grpc_ports(&parse(&[])).await.expect("free ports");
     assert!(listener.is_none() && mesh.is_some());
     let files = ["--tls-ca", "a", "--tls-cert", "b", "--tls-key", "c"];
@@ -167,7 +167,7 @@ async fn a_task_that_hangs_is_cut_at_the_deadline() {
 #[tokio::test]
 async fn a_failed_task_ends_the_process_with_a_failure() {
     assert!(!is_success(ends_with(Task::Fails).await));
-    // The panic's own message goes to standard error; it is part of what is tested.
+    // The panic's own message goes to standard error; it is part of the test.
     assert!(!is_success(ends_with(Task::Panics).await));
 }
 

@@ -1,4 +1,4 @@
-//! Access to the ops port: who may read what it tells of a process, and who may tell the process to do something.
+//! Access to the ops port: who may read the state of a process, and who may send it commands.
 
 use std::path::{Path, PathBuf};
 
@@ -8,12 +8,12 @@ use zeroize::Zeroizing;
 
 use crate::own_process::read_secret;
 
-/// The fewest characters of a token or secret: what is shorter is guessed.
+/// The fewest characters of a token or secret: shorter ones can be guessed.
 const TOKEN_BYTES_MIN: usize = 16;
 /// The most characters of a token or secret.
 const TOKEN_BYTES_MAX: usize = 4096;
 
-/// Condition for reading `/metrics`, `/info` and what is missing when a process is not ready.
+/// Condition for reading `/metrics`, `/info` and why a process is not ready.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum OpsAccess {
     /// Everyone who reaches the listener: a socket file that only its owner opens.
@@ -97,12 +97,12 @@ impl TokenFile {
         self.read().map(drop)
     }
 
-    /// Tells whether a request with these headers shows what is in the file.
+    /// Returns true when a request with these headers shows the token in the file.
     pub(super) async fn is_shown(&self, headers: &HeaderMap) -> bool {
         let Some(shown) = bearer(headers) else { return false };
         let file = self.clone();
         match tokio::task::spawn_blocking(move || file.read()).await {
-            // Its length may be told by the time that this takes; nothing else is.
+            // Constant time, except that the length may show in it.
             Ok(Ok(token)) => bool::from(token.as_bytes().ct_eq(shown.as_bytes())),
             Ok(Err(error)) => {
                 tracing::warn!("a request to the ops port is refused: {}", crate::error_chain(&error));
@@ -124,8 +124,8 @@ impl TokenFile {
     }
 }
 
-/// The token that a request shows (RFC 6750, 2.1). Of two that differ nobody knows which one a proxy has looked at: they show
-/// none.
+/// Returns the token that a request shows (RFC 6750, 2.1). A request with two different ones shows none: a proxy in front may have
+/// checked either.
 fn bearer(headers: &HeaderMap) -> Option<Zeroizing<String>> {
     let mut shown = headers.get_all(header::AUTHORIZATION).iter();
     let (Some(only), None) = (shown.next(), shown.next()) else { return None };

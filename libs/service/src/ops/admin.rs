@@ -1,8 +1,8 @@
 //! Routes of the ops port that make a process do something: `POST /admin/drain` and `POST /admin/reload`.
 //!
 //! An optional part, which a service switches on ([`crate::App::ADMIN`], or [`crate::Ops::with_admin`]) and answers by
-//! [`AdminHandlers`]. The port has no identity: whoever shows the secret of `--admin-secret-file` is believed to be the API
-//! gateway in front of the process, also in what it says by `x-tenant-id` of the tenant that it asks for. All others are refused.
+//! [`AdminHandlers`]. The port has no identity: a caller that shows the secret of `--admin-secret-file` is believed to be the API
+//! gateway in front of the process, also when it names its caller's tenant by `x-tenant-id`. All others are refused.
 
 mod refusal;
 mod routes;
@@ -24,7 +24,7 @@ use super::access::{TokenFile, TokenFileError};
 
 /// Header by which the API gateway says for which tenant it asks.
 pub(super) const TENANT_HEADER: &str = "x-tenant-id";
-/// Body of a request, at most: there is nothing to be said in one.
+/// Longest body of a request: it carries nothing.
 const BODY_BYTES_MAX: usize = 1024;
 /// How long a body may take to come.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
@@ -41,7 +41,7 @@ pub const ADMIN_LIMITS: [(&str, u64); 4] = [
     ("admin_calls_in_flight_max", IN_FLIGHT_MAX as u64),
 ];
 
-/// The gRPC methods that do what the admin routes do. Whoever is refused for want of the secret is sent there.
+/// The gRPC methods that do what the admin routes do. A refusal for want of the secret names them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AdminMethods {
     /// In the place of `/admin/drain`, as in `mycora.v1.SagaService/Drain`.
@@ -59,7 +59,7 @@ pub enum AdminScope {
     Tenant(TenantId),
 }
 
-/// Tenants that `/info` may name to whoever asks.
+/// Tenants that `/info` may name to its caller.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum InfoScope {
     /// None: the secret was not shown.
@@ -70,7 +70,7 @@ pub enum InfoScope {
     Tenant(TenantId),
 }
 
-/// Error of a tenant that there is not, or that is not of this process. Callers are told the same of both.
+/// Error of a tenant that does not exist, or that is not of this process. Callers get the same answer for both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("there is no such tenant")]
 pub struct UnknownTenant;
@@ -102,7 +102,7 @@ pub enum ReloadError {
 
 /// Work of a service behind the admin routes.
 ///
-/// A drain or a reload that has begun is never dropped: it goes on when its caller is gone, or was told that it takes too long.
+/// A drain or a reload that has begun is never dropped: it goes on when its caller is gone, or got a timeout as the answer.
 /// Several can be under way at once.
 pub trait AdminHandlers: Send + Sync + 'static {
     /// Begins a drain and gives what is in flight, without waiting for its end. The answer still reaches the caller when the
@@ -193,7 +193,7 @@ impl AdminRoutes {
     /// Gives what `/info` shows of the service; nothing of a service that has not started.
     ///
     /// # Errors
-    /// When there is no such tenant, or nobody knows yet.
+    /// When there is no such tenant, or that is not known yet.
     pub(super) fn details(&self, scope: &InfoScope) -> Result<Value, AdminRefusal> {
         match (self.0.handlers.get(), scope) {
             (Some(handlers), _) => Ok(handlers.info(scope)?),
@@ -205,7 +205,7 @@ impl AdminRoutes {
     /// Gives why work of the service waits; nothing of a service that has not started.
     ///
     /// # Errors
-    /// When there is no such tenant, or nobody knows yet.
+    /// When there is no such tenant, or that is not known yet.
     pub(super) fn waits(&self, scope: &InfoScope) -> Result<Vec<(String, String)>, AdminRefusal> {
         match (self.0.handlers.get(), scope) {
             (Some(handlers), _) => Ok(handlers.waits(scope)?),

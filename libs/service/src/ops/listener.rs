@@ -64,10 +64,10 @@ pub enum OpsListener {
 }
 
 impl OpsListener {
-    /// Listens there. A socket file that an ended process left behind is replaced; the new one is for its owner alone.
+    /// Listens at an address. A socket file that an ended process left behind is replaced; the new one is for its owner alone.
     ///
     /// # Errors
-    /// When the address cannot be had; `AddrInUse` when somebody answers on the socket file.
+    /// When the address is not available; `AddrInUse` when another process answers on the socket file.
     pub async fn bind(address: &OpsAddress) -> io::Result<Self> {
         match address {
             OpsAddress::Tcp(address) => TcpListener::bind(address).await.map(Self::Tcp),
@@ -80,10 +80,10 @@ impl OpsListener {
         }
     }
 
-    /// The address that it has got.
+    /// Returns the address that it listens at.
     ///
     /// # Errors
-    /// When the system does not tell.
+    /// When the system does not report it.
     pub fn address(&self) -> io::Result<String> {
         match self {
             Self::Tcp(listener) => listener.local_addr().map(|address| address.to_string()),

@@ -1,4 +1,4 @@
-//! Routes by which a process is told to do something.
+//! Routes by which an operator makes a process do something.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -303,7 +303,7 @@ async fn health_says_why_work_waits_as_far_as_its_reader_may_know() {
     assert_eq!(health(&of("acme")).await, told(200, "healthy\nquota, acme: starts wait\n"));
     assert_eq!(health(&of("unknown")).await.0, 404);
     assert_eq!(health("x-tenant-id: acme\r\n").await.0, 400);
-    // What is missing is named to operators, and to nobody who asks for a tenant.
+    // Missing conditions are named to operators, and not to callers that name a tenant.
     admin.port.readiness.condition("lanes").unmet("that of other stays away");
     assert_eq!(health("").await, told(503, "not healthy\n"));
     assert_eq!(

@@ -1,11 +1,11 @@
 //! How rows lie in the map.
 //!
-//! A row is `{sg:<lane>}:<key>`, as in a shared store. A row that ends has a second key, `u`, its end in eight bytes and its own,
-//! so that those which have ended are found in their order.
+//! A row is `{sg:<lane>}:<key>`, as in a shared store. A row that expires has a second key, made of `u`, its time of expiry
+//! in eight bytes and its own key, so that expired rows are found in order.
 
 use crate::{LaneKey, RowKey, StoreError};
 
-/// How the keys of ends begin.
+/// Prefix of these second keys.
 const ENDS: u8 = b'u';
 
 /// A row's key.
@@ -40,5 +40,5 @@ pub(super) fn decode_end(key: &[u8]) -> Option<(u64, &[u8])> {
     Some((u64::from_be_bytes(*until), physical))
 }
 
-/// Where the first of them would stand.
+/// Lower bound of the second keys.
 pub(super) const FIRST_END: [u8; 1] = [ENDS];

@@ -16,9 +16,9 @@ use crate::{Clock, CommitOutcome, LaneKey, RowBatch, RowKey, StoreError};
 
 /// Batches that one commit makes durable.
 const GROUP_MAX: usize = 64;
-/// With less free than that a disk has no room for the pages of a commit.
+/// Free bytes below which a disk has no room for the pages of a commit.
 const FREE_BYTES_MIN: u64 = 64 * 1024;
-/// Rows that have ended and are removed with one commit.
+/// Maximum number of expired rows that one commit removes.
 const ENDED_MAX: usize = 64;
 
 /// Sender of the reply to one write request.
@@ -55,7 +55,7 @@ impl StoreWriter {
         Self { environment, clock, page_bytes, bytes_max, dir: dir.to_owned() }
     }
 
-    /// Writes until nobody is left who could ask for it.
+    /// Writes until every sender of requests is dropped.
     pub(super) fn run(self, requests: &Receiver<WriteRequest>) {
         while let Ok(first) = requests.recv() {
             let mut group = vec![first];
@@ -64,7 +64,7 @@ impl StoreWriter {
                 Ok(answers) => {
                     group.into_iter().zip(answers).for_each(|(request, answer)| request.answer(answer))
                 }
-                // One of them is in the way of the others, perhaps.
+                // A single batch may have made the others fail, so each is retried alone.
                 Err(error) if group.len() > 1 && !matches!(error, StoreError::Indeterminate { .. }) => {
                     for request in group {
                         let answer = self.write(std::slice::from_ref(&request));
@@ -77,7 +77,8 @@ impl StoreWriter {
         }
     }
 
-    /// Makes these changes durable, each that holds. None of them was made when it gives an error, unless that says so.
+    /// Commits these changes durably, each whose conditions hold. On an error none of them was made, unless it is
+    /// `Indeterminate`.
     fn write(&self, group: &[WriteRequest]) -> Result<Vec<Result<WriteReply, StoreError>>, StoreError> {
         let has_room = self.has_room()?;
         let now = self.clock.now();
@@ -127,7 +128,7 @@ impl StoreWriter {
             MdbxError::Other(number) if DISK_IS_FULL.contains(number) => {
                 StoreError::Full { why: self.no_space() }
             }
-            // MDBX says that it could not write, where a part of its pages found room.
+            // MDBX reports a failed write when only some of the pages of a commit fit on the disk.
             error if is_commit && self.is_disk_full() => {
                 StoreError::Indeterminate { why: format!("{error}, and {}", self.no_space()) }
             }
@@ -138,14 +139,14 @@ impl StoreWriter {
 }
 
 impl WriteRequest {
-    /// Tells whoever asked; who is not interested any more is not told.
+    /// Sends the answer to the caller, if it still waits.
     fn answer(self, answer: Result<WriteReply, StoreError>) {
         match (self, answer) {
             (Self::Commit(_, waiting), Ok(WriteReply::Outcome(outcome))) => drop(waiting.send(Ok(outcome))),
             (Self::Take(_, waiting), Ok(WriteReply::Epoch(epoch))) => drop(waiting.send(Ok(epoch))),
             (Self::Commit(_, waiting), Err(error)) => drop(waiting.send(Err(error))),
             (Self::Take(_, waiting), Err(error)) => drop(waiting.send(Err(error))),
-            // Each is answered what it asked for.
+            // Answers always match the kind of their request.
             (Self::Commit(..), Ok(WriteReply::Epoch(_))) | (Self::Take(..), Ok(WriteReply::Outcome(_))) => {}
         }
     }
@@ -158,15 +159,15 @@ struct WriteTransaction<'a> {
     writer: &'a StoreWriter,
 }
 
-/// Those of one lane.
+/// Rows of one lane, within a transaction.
 struct LaneRows<'a> {
     map: &'a WriteTransaction<'a>,
     lane: &'a LaneKey,
 }
 
 impl WriteTransaction<'_> {
-    /// Judges a batch, and makes its changes if it holds. The inner error is of this batch alone; with the outer one nothing of the
-    /// transaction may be made durable.
+    /// Checks a batch, and makes its changes if its conditions hold. The inner error concerns this batch alone; after the
+    /// outer one nothing of the transaction may be committed.
     fn commit(&self, batch: &RowBatch, now: u64) -> Result<Result<CommitOutcome, StoreError>, StoreError> {
         let mut rows = LaneRows { map: self, lane: &batch.lane };
         let judged =
@@ -212,12 +213,12 @@ impl WriteTransaction<'_> {
         }
     }
 
-    /// Removes rows that have ended. They are not there for anybody since then; this gives back their room.
+    /// Removes expired rows. Readers ignore them already; this frees their space.
     fn remove_expired(&self, now: u64) -> Result<(), StoreError> {
         for key in self.ended(now)? {
             let Some((until, physical)) = decode_end(&key) else { continue };
             let row = self.get(physical)?.map(|bytes| StoredRow::decode(&bytes)).transpose()?;
-            // It may have been written again, with another end.
+            // The row may have been rewritten with another time of expiry.
             if row.is_some_and(|row| row.until == until) {
                 self.delete(physical)?;
             }

@@ -3,8 +3,8 @@
 -- KEYS = replicas fence
 -- ARGV = name session live_millis words is_takeover
 --
--- `fence` is the one beside the lanes. The replica lives for `live_millis` from now on, no longer with 0; `words` is its description
--- of itself. `is_takeover` means that it takes its name from another session.
+-- `fence` is the fence of the rows outside the lanes. The replica lives for `live_millis` from now on, or not at all with
+-- 0; `words` is its description of itself. `is_takeover` takes the name from another session.
 -- Returns the time, the revision, 1 if another session has the name, then names, sessions and words of the live replicas.
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)

@@ -2,9 +2,9 @@
 -- KEYS = fence index
 -- ARGV = prefix epoch unscanned conditions
 --
--- `prefix` is what keys begin with, `unscanned` the tables that are not scanned, each between spaces; `conditions` is the number of
--- conditions. After the arguments follow the conditions: `a` key, or `r` key revision; then the changes: `p` key value, `u` key value
--- end, `d` key, `n` key number.
+-- `prefix` starts every key, `unscanned` lists the tables that are not scanned, each between spaces; `conditions` is the
+-- number of conditions. The remaining arguments are the conditions: `a` key, or `r` key revision; then the changes: `p` key
+-- value, `u` key value end, `d` key, `n` key number.
 local prefix, unscanned = ARGV.prefix, ARGV.unscanned
 local fence = redis.call('HGET', KEYS.fence, 'epoch') or '0'
 if fence ~= ARGV.epoch then return {'fenced', fence} end

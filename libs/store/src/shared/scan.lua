@@ -3,8 +3,8 @@
 -- KEYS = index
 -- ARGV = prefix from to count bytes
 --
--- `prefix` is what keys begin with, `from` and `to` are bounds. `count` is the maximum number, `bytes` the approximate size.
--- Returns the last key that was looked at, or nothing at the end, then keys and rows in turn.
+-- `prefix` starts every key, `from` and `to` are bounds. `count` is the maximum number, `bytes` the approximate size.
+-- Returns the last key that was read, or nothing at the end, then keys and rows in turn.
 local keys = redis.call('ZRANGEBYLEX', KEYS.index, ARGV.from, ARGV.to, 'LIMIT', 0, ARGV.count)
 local bytes = 0
 local answer = {#keys == tonumber(ARGV.count) and keys[#keys] or false}

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- Gives a lane another owner: no epoch comes twice, even if the last one was forgotten.
+-- Gives a lane a new owner: no epoch is used twice, even if the last one was forgotten.
 -- KEYS = fence
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)

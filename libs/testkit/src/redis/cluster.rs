@@ -38,7 +38,7 @@ impl RedisCluster {
                 "cluster-enabled yes".to_owned(),
                 format!("cluster-port {bus}"),
                 "cluster-node-timeout 400".to_owned(),
-                // However long it heard nothing of its primary.
+                // However long it was cut off from its primary.
                 "cluster-replica-validity-factor 0".to_owned(),
                 "repl-diskless-sync-delay 0".to_owned(),
             ];
@@ -60,7 +60,7 @@ impl RedisCluster {
         format!("redis+cluster://{user}{}", nodes.join(","))
     }
 
-    /// All servers; of dead ones only what does not need them to run may be asked.
+    /// All servers; for dead ones, call only what does not need a running server.
     #[must_use]
     pub fn nodes(&self) -> &[RedisServer] {
         &self.nodes

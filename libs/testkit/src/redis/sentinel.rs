@@ -149,7 +149,7 @@ fn field<'a>(answer: &'a str, name: &str) -> Option<&'a str> {
 
 impl Drop for Sentinel {
     fn drop(&mut self) {
-        // Failing means that it is dead already, which is what is asked for.
+        // A failure means that it is dead already, as intended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

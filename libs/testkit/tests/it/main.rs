@@ -108,7 +108,7 @@ fn a_small_disk_goes_with_whoever_holds_it() {
     drop(disk);
     assert!(!is_mounted(&dir) && !Path::new(&dir).exists());
 
-    // This test, started anew as one that holds a disk.
+    // This test, started again as one that holds a disk.
     let mut holder = Command::new(std::env::current_exe().expect("this program"));
     holder.args(["--exact", "whoever_holds_a_small_disk", "--nocapture"]).env("HOLDS_A_DISK", "1");
     let mut holder = TestProcess::spawn("holder", &mut holder);

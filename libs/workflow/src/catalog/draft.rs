@@ -1,4 +1,4 @@
-//! Manifests with which something may be wrong: what is wrong with each, and with all of them together, is told at once.
+//! Manifests that may have problems: those of each, and those of all together, are reported at once.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -54,7 +54,7 @@ impl ManifestDraft {
         self.file.documents.iter().any(is_provider) || self.others.iter().any(may_be)
     }
 
-    /// Leaves out what it orders, so that it is not looked for; gives how many effects that are.
+    /// Removes the orders, so that their effects are not looked up; returns how many there were.
     pub fn take_orders(&mut self) -> usize {
         let documents = self.file.documents.iter_mut().map(|document| &mut document.orders);
         let orders = documents.chain(self.others.iter_mut().map(|outline| &mut outline.orders));
@@ -66,8 +66,8 @@ impl Catalog {
     /// Makes a catalog of manifests as [`Catalog::new`] does.
     ///
     /// # Errors
-    /// Everything that is wrong with them, each by itself and all of them together, by file. What hangs on a document that is wrong
-    /// by itself is not told.
+    /// Every problem of the manifests, each by itself and all of them together, by file. Problems that only follow from a
+    /// document that is invalid by itself are not reported.
     pub fn of(
         drafts: &[ManifestDraft],
         before: &Self,

@@ -1,4 +1,4 @@
-//! Manifests of one tenant, checked against what is in force for it.
+//! Manifests of one tenant, checked against the definitions in force for it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ impl Catalog {
     /// Checks a file that a tenant brings. `own` are the newest sagas that the tenant brought before; `may_provide` is whether
     /// providers of effects are looked at, in place of being refused: they are the operator's.
     ///
-    /// What is not for the tenant is to it as if it were not there.
+    /// Definitions of other tenants are treated as if they did not exist.
     ///
     /// # Errors
     /// Everything that does not fit.
@@ -30,7 +30,7 @@ impl Catalog {
         if problems.is_empty() { Ok(()) } else { Err(Problems::new(&file.name, problems)) }
     }
 
-    /// Everything that does not fit in a file, some of whose documents may be wrong by themselves.
+    /// Returns every conflict of a file, some of whose documents may be invalid by themselves.
     pub(super) fn misfits(
         &self,
         tenant: &TenantId,
@@ -119,7 +119,7 @@ impl<'a> TenantManifestChecker<'a> {
             let message = format!(
                 "the provider `{name}` cannot be applied: providers of effects stand in the operator's directory alone"
             );
-            // What it offers is there as far as the rest of the file is concerned.
+            // The refused provider's effects still count as known for the rest of the file.
             self.provided.extend(provider.effects.iter().map(|effect| (effect.name.clone(), provider)));
             return self.problem(place, message);
         }
@@ -135,7 +135,7 @@ impl<'a> TenantManifestChecker<'a> {
         }
     }
 
-    /// Checks that what is ordered is there for the tenant.
+    /// Checks that the ordered effects exist for the tenant.
     fn orders(&mut self, orders: &[(EffectName, SourcePosition)]) {
         for (effect, place) in orders {
             let is_provided =

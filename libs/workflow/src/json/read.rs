@@ -1,4 +1,4 @@
-//! Bytes to a value. Everything that is not certain is refused.
+//! Reader of JSON values. Everything ambiguous is refused.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -22,16 +22,16 @@ pub enum JsonError {
         /// The first that is none.
         at: usize,
     },
-    /// Something else would have to stand there.
-    #[error("byte {at}: {wanted} has to stand there")]
+    /// Something else is expected there.
+    #[error("byte {at}: expected {wanted}")]
     Wanted {
         /// Where.
         at: usize,
         /// Description of the expected text.
         wanted: &'static str,
     },
-    /// A key stands twice in one object: readers differ in which of them they believe.
-    #[error("byte {at}: the key {key:?} stands twice in its object")]
+    /// A key occurs twice in one object: readers differ in which one they use.
+    #[error("byte {at}: the key {key:?} occurs twice in its object")]
     Twice {
         /// Where the second one ends.
         at: usize,
@@ -39,7 +39,7 @@ pub enum JsonError {
         key: String,
     },
     /// Lists and objects stand too deep within each other.
-    #[error("byte {at}: more than {DEPTH_MAX} lists and objects stand within each other")]
+    #[error("byte {at}: lists and objects are nested more than {DEPTH_MAX} deep")]
     TooDeep {
         /// Where the first one too many begins.
         at: usize,
@@ -90,7 +90,7 @@ impl JsonReader<'_> {
         }
     }
 
-    /// Goes beyond this byte, when it is the next one.
+    /// Skips this byte, if it is the next one.
     fn take(&mut self, byte: u8) -> bool {
         let is_next = self.peek() == Some(byte);
         self.at += usize::from(is_next);

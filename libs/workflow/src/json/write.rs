@@ -4,7 +4,7 @@ use std::fmt::{self, Write as _};
 
 use super::Json;
 
-/// Counts what is written to it.
+/// Counts the bytes that are written to it.
 struct ByteCounter(usize);
 
 impl fmt::Write for ByteCounter {
@@ -26,7 +26,7 @@ impl Json {
 }
 
 impl fmt::Display for Json {
-    /// The one form of this value: [`super::read`] gives it back.
+    /// The one canonical form of this value, which [`super::read`] reads back.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Null => f.write_str("null"),

@@ -9,11 +9,11 @@ use crate::lane_request::{CallCompletion, EffectCallRequest};
 use crate::step::RequestRefusal;
 use crate::transition::ImpossibleTransition;
 
-/// Tokens of former calls that end a call as well: its upstream may know the first one only.
+/// Former tokens that can also complete a call: its upstream may know only the first one.
 const TOKENS_MAX: usize = 16;
 
 impl CallRow {
-    /// Does what somebody asks, if it can be done as things stand; says whether something that runs is to be stopped.
+    /// Carries out a request, if the state of the call allows it; returns whether running work has to be stopped.
     ///
     /// # Errors
     /// Why it cannot be done. Nothing was changed.
@@ -37,10 +37,10 @@ impl CallRow {
             EffectCallRequest::Happened { result } => self.resolve(Some(result.clone()), now).map(|()| false),
             EffectCallRequest::NotDone => self.resolve(None, now).map(|()| false),
             EffectCallRequest::Retry if self.is_unwanted => {
-                return refuse("EFFECT_NOT_OPEN", "its saga does not want it any more");
+                return refuse("EFFECT_NOT_OPEN", "its saga no longer wants it");
             }
             EffectCallRequest::Retry => match state {
-                // It is about to be made for the first time.
+                // The first attempt is already due.
                 S::Accepted => Ok(false),
                 S::Backoff | S::Unknown | S::Manual => self.retry(now).map(|()| false),
                 _ => {
@@ -65,7 +65,7 @@ impl CallRow {
         done.or_else(|_| refuse("EFFECT_NOT_OPEN", "this cannot happen to it now"))
     }
 
-    /// Notes the token that comes with the call that is about to be made.
+    /// Notes the token of the call that is about to be made.
     pub fn expect_token(&mut self, token: Option<BlobHash>) {
         if let (Some(former), true) = (self.token.take(), token.is_some()) {
             self.former_tokens.push(former);
@@ -75,7 +75,7 @@ impl CallRow {
         self.token = token;
     }
 
-    /// Compares in the same time, whatever the token is.
+    /// Compares in constant time.
     fn has_token(&self, token: &BlobHash) -> bool {
         let tokens = self.token.iter().chain(&self.former_tokens);
         let is_one = tokens.map(|known| known.as_bytes().as_slice().ct_eq(token.as_bytes().as_slice()));
@@ -83,7 +83,7 @@ impl CallRow {
     }
 
     fn complete(&mut self, end: &CallCompletion, now: Timestamp) -> Result<(), ImpossibleTransition> {
-        // Whoever has the token knows what came of it.
+        // The holder of the token knows the outcome.
         self.is_in_doubt = false;
         match end {
             CallCompletion::Succeeded { result } => {

@@ -113,7 +113,7 @@ impl ManifestReader {
         self.text_with_formulas(entry, known)
     }
 
-    /// Reads how an upstream is asked.
+    /// Reads how an upstream is queried.
     pub(super) fn query(
         &mut self,
         entry: &YamlEntry,
@@ -177,7 +177,7 @@ impl ManifestReader {
         (file.map(|file| EffectAction::Flow(FlowCall { file, env })), fields)
     }
 
-    /// Reads the name of a flow file, which is beside the manifest or below it.
+    /// Reads the name of a flow file, in the manifest's folder or below it.
     fn flow_file(&mut self, entry: &YamlEntry) -> Option<String> {
         let text = self.yaml.text(entry)?;
         let is_below =

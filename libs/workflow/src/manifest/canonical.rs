@@ -1,6 +1,6 @@
-//! The one form of a document: JSON without blanks, in the order of the file.
+//! Canonical form of a document: JSON without blanks, in the order of the file.
 //!
-//! Comments, quotes and layout make no other definition; the order of keys may, since work is ordered in it.
+//! Comments, quotes and layout do not change a definition; the order of keys may, since work is ordered in it.
 
 use std::fmt::Write as _;
 
@@ -23,7 +23,7 @@ fn write(tree: &YamlNode, text: &mut String) {
             // Writing to a text cannot fail.
             let _ = write!(text, "{number}");
         }
-        // Its digits are what counts, and a text cannot be taken for it.
+        // Only its digits count; it cannot be mistaken for a text, which has quotes.
         YamlValue::Float(_, written) => text.push_str(written),
         YamlValue::Text(written) => quote(written, text),
         YamlValue::List(items) => {

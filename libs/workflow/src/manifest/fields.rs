@@ -19,7 +19,7 @@ pub(super) struct ManifestReader {
     pub(super) state: BTreeMap<String, StateField>,
     /// Effects that are ordered, and where.
     pub(super) orders: Vec<(EffectName, SourcePosition)>,
-    /// Steps that something goes to, and where that is written.
+    /// Steps that are named as targets, and where.
     pub(super) targets: Vec<(StepName, SourcePosition)>,
 }
 
@@ -31,7 +31,7 @@ pub(super) const EVENT_FIELDS: [&str; 7] =
     ["id", "type", "aggregate_type", "aggregate_id", "version", "data", "metadata"];
 
 impl ManifestReader {
-    /// Gives what is wrong, and the effects that are ordered.
+    /// Returns the problems, and the effects that are ordered.
     pub(super) fn finish(self) -> (Vec<Problem>, Vec<(EffectName, SourcePosition)>) {
         (self.yaml.into_problems(), self.orders)
     }

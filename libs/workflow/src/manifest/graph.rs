@@ -1,4 +1,4 @@
-//! Checks of a saga's steps together: where they lead, what can be undone, what is waited for.
+//! Checks of a saga's steps together: where they lead, what can be undone, which events are awaited.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -43,7 +43,7 @@ fn targets(arms: &[StepArm]) -> Vec<&StepName> {
         .collect()
 }
 
-/// Steps that can be reached from some, these among them; what a filter refuses is not gone through.
+/// Returns the steps that can be reached from `from`, including those, along `ways`.
 fn reachable<'a>(
     saga: &'a Saga,
     from: impl IntoIterator<Item = &'a StepName>,
@@ -88,7 +88,7 @@ pub(super) struct SagaSourceMap<'a> {
     pub(super) fields: &'a YamlFields<'a>,
 }
 
-/// Notes what is wrong with the steps together.
+/// Checks the steps together, and notes problems.
 pub(super) fn check(saga: &Saga, written: &SagaSourceMap<'_>, reader: &mut yaml::YamlReader) {
     let places = &written.steps;
     let place_of = |key: &str| written.fields.get(key).map_or(SourcePosition::START, |entry| entry.place);
@@ -120,7 +120,7 @@ fn place(places: &BTreeMap<StepName, SourcePosition>, name: &StepName) -> Source
     places.get(name).copied().unwrap_or(SourcePosition::START)
 }
 
-/// Notes targets that there are not, each where it is named.
+/// Notes targets that do not exist, each where it is named.
 fn dangling(saga: &Saga, targets: &[(StepName, SourcePosition)], reader: &mut yaml::YamlReader) {
     let names: Vec<_> = saga.steps.keys().map(StepName::as_str).collect();
     for (target, place) in targets.iter().filter(|(target, _)| !saga.steps.contains_key(target)) {
@@ -130,7 +130,7 @@ fn dangling(saga: &Saga, targets: &[(StepName, SourcePosition)], reader: &mut ya
 }
 
 fn unreachable(saga: &Saga, places: &BTreeMap<StepName, SourcePosition>, reader: &mut yaml::YamlReader) {
-    // Where the first step is not there, all others would be told as well.
+    // Without the first step, every other step would be reported too.
     if !saga.steps.contains_key(&saga.start.goto) {
         return;
     }
@@ -176,7 +176,7 @@ fn pivots(saga: &Saga, places: &BTreeMap<StepName, SourcePosition>, reader: &mut
     }
 }
 
-/// Notes compensations of a step that is reached only when there is no way back.
+/// Notes compensations of a step that is reached only behind the pivot.
 fn check_behind_pivot(
     name: &StepName,
     step: &SagaStep,
@@ -196,7 +196,7 @@ fn check_behind_pivot(
     }
 }
 
-/// Notes steps and types that other keys name and that there are not.
+/// Notes unknown steps and types that other keys name.
 fn names_elsewhere(saga: &Saga, place_of: impl Fn(&str) -> SourcePosition, reader: &mut yaml::YamlReader) {
     let steps: Vec<_> = saga.steps.keys().map(StepName::as_str).collect();
     let types: BTreeSet<&str> = saga

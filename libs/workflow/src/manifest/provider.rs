@@ -1,4 +1,4 @@
-//! The document of a provider: the way to the outside world, and what all its effects have in common.
+//! The document of a provider: its transport, and the settings that all its effects share.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -44,7 +44,7 @@ const TRANSPORTS: [&str; 3] = ["http", "smtp", "flow"];
 const LATER: [&str; 3] = ["grpc", "sql", "saga"];
 
 impl ManifestReader {
-    /// Reads a provider; nothing where what everything else hangs on is missing.
+    /// Reads a provider; `None` where a part that everything else depends on is missing.
     pub(super) fn provider(&mut self, tree: &YamlNode) -> Option<EffectProvider> {
         let fields = self.fields(tree, "a provider", PROVIDER_KEYS);
         let name: Option<EffectName> = self.required(tree, &fields, "a provider", "name", "payment");
@@ -135,8 +135,8 @@ impl ManifestReader {
         Some(Effect { name, unknown, timeouts, retry, limits, shared: None, breaker, redact, call })
     }
 
-    /// Reads what becomes of a call of which nobody knows whether it happened. What is not said depends on the transport: requests that
-    /// name their key are repeated, a mail cannot be asked for.
+    /// Reads the policy for a call with an unknown outcome. The default depends on the transport: requests that carry their
+    /// key are retried; a mail cannot be queried.
     fn unknown(
         &mut self,
         entry: Option<&YamlEntry>,
@@ -162,7 +162,7 @@ impl ManifestReader {
         }
     }
 
-    /// Refuses a heartbeat of what gives no signs of life, and one that is shorter than these may be apart.
+    /// Refuses a heartbeat for calls that send none, and one that is shorter than their interval may be.
     fn heartbeat(&mut self, timeouts: &YamlEntry, times: &CallTimeouts, call: &EffectAction, what: &str) {
         let Some(length) = times.heartbeat else { return };
         let keys = if let YamlValue::Map(entries) = &timeouts.value.value { entries.as_slice() } else { &[] };
@@ -175,7 +175,8 @@ impl ManifestReader {
             }
             EffectAction::Flow(_) => return,
             EffectAction::Http(http) if http.is_callback => format!(
-                "whoever completes {what} gives no signs of life before; leave `heartbeat` out, `schedule_to_close` bounds the wait"
+                "a callback completes {what} without heartbeats; leave `heartbeat` out, \
+                 `schedule_to_close` bounds the wait"
             ),
             EffectAction::Http(_) | EffectAction::Mail(_) => {
                 format!(
@@ -357,7 +358,7 @@ impl ManifestReader {
     fn secret(&mut self, entry: &YamlEntry) -> Option<SecretName> {
         let secret = entry.value.value.as_text().and_then(SecretName::read);
         if secret.is_none() {
-            // What stands there may be the secret itself, so it is not repeated.
+            // The value may be the secret itself, so the message does not repeat it.
             let message =
                 format!("`{}` names a secret, as `secret:name`; its value is in no manifest", entry.key);
             self.problem(entry.value.place, message);

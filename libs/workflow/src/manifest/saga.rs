@@ -50,7 +50,7 @@ const SHARDS_MAX: u8 = 16;
 const UNNAMED: &str = "unnamed";
 
 impl ManifestReader {
-    /// Reads a saga; nothing where what everything else hangs on is missing.
+    /// Reads a saga; `None` where a part that everything else depends on is missing.
     pub(super) fn saga(&mut self, tree: &YamlNode, hash: BlobHash) -> Option<Saga> {
         let fields = self.fields(tree, "a saga", SAGA_KEYS);
         self.state = self.state(fields.get("state").copied());
@@ -70,7 +70,7 @@ impl ManifestReader {
         let shards = self.shards(fields.get("shards").copied());
         let limits = fields.get("limits").map(|entry| self.limits(entry)).unwrap_or_default();
         let mut saga = Saga {
-            // Where one of them is wrong the saga is refused, and its steps are looked at all the same.
+            // A saga with an invalid name is refused, but its steps are still checked.
             name: name.or_else(|| UNNAMED.parse().ok())?,
             version,
             hash,
@@ -385,7 +385,7 @@ impl ManifestReader {
                 }
             }
         }
-        // Their state has fields of its own.
+        // The old version's state has other fields, which are not known here.
         let known = [Variable::open("state"), Variable::with("saga", super::fields::SAGA_FIELDS)];
         Some(Migration { from, steps, set: self.assignments(fields.get("set").copied(), &known) })
     }

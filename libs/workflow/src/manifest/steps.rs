@@ -1,4 +1,4 @@
-//! Steps of a saga: what is ordered, what is waited for, and what follows.
+//! Steps of a saga: their orders, the events they wait for, and what follows.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -270,7 +270,7 @@ impl ManifestReader {
         Some(StepBranch { name, order: order?, compensate })
     }
 
-    /// Reads what is ordered: an effect or a command.
+    /// Reads an order: an effect or a command.
     pub(super) fn order(
         &mut self,
         entry: &YamlEntry,
@@ -355,7 +355,7 @@ impl ManifestReader {
         }
     }
 
-    /// Reads one way to go on, or a list of them.
+    /// Reads one continuation, or a list of them.
     fn arms(&mut self, entry: &YamlEntry, known: &[Variable], stays: StayRule) -> Vec<StepArm> {
         let single = std::slice::from_ref(&entry.value);
         let items = if let YamlValue::List(items) = &entry.value.value { items.as_slice() } else { single };
@@ -447,6 +447,6 @@ impl ManifestReader {
 enum StayRule {
     May,
     MayNot,
-    /// The step may not stay; where no condition holds, the saga is compensated.
+    /// The step may not stay; if no condition holds, the saga is compensated.
     MayNotButFallsThrough,
 }

@@ -1,4 +1,4 @@
-//! One input of one instance: what all kinds of inputs have in common.
+//! One input of one instance: the parts that all kinds of inputs share.
 
 use std::collections::BTreeMap;
 
@@ -144,7 +144,7 @@ impl<'a> InputApplication<'a> {
         Err(InputFault::Kind { field: field.to_owned(), wanted, found: value.kind() })
     }
 
-    /// Takes the first way whose condition holds; says whether there is one.
+    /// Follows the first continuation whose condition holds; returns whether there is one.
     pub(super) fn follow(&mut self, arms: &[StepArm], more: &ExtraVariables<'_>) -> Result<bool, InputFault> {
         let mut chosen = None;
         for arm in arms {
@@ -200,7 +200,7 @@ impl<'a> InputApplication<'a> {
     /// Orders a branch of a step, and notes that it may have to be undone.
     pub(super) fn order_branch(&mut self, step: &StepName, branch: &'a StepBranch) -> Result<(), InputFault> {
         let (command, input) = self.order(step, &branch.name, &branch.order, CommandPurpose::Forward, &[])?;
-        // A pivot is undone by nobody.
+        // A pivot is never compensated.
         if !self.step_named(step)?.is_pivot {
             let needs_input = branch.compensate.as_ref().is_some_and(|undo| undo.uses("input"));
             self.instance.stack.push(CompensationEntry {
@@ -214,7 +214,7 @@ impl<'a> InputApplication<'a> {
         Ok(())
     }
 
-    /// Orders something; gives its id and what it was given.
+    /// Orders work; returns its id and its input.
     pub(super) fn order(
         &mut self,
         step: &StepName,
@@ -252,8 +252,7 @@ impl<'a> InputApplication<'a> {
         Ok((command, input))
     }
 
-    /// Says that open effects of steps are not wanted any more. Commands of aggregates cannot be called back, and what is being
-    /// undone is not left undone.
+    /// Cancels open effects of steps. Commands of aggregates cannot be cancelled, and compensations continue.
     pub(super) fn cancel_open(&mut self) {
         let open: Vec<_> = self.instance.open.iter().map(|(id, open)| (*id, open.clone())).collect();
         for (of, open) in open {
@@ -297,7 +296,7 @@ impl<'a> InputApplication<'a> {
 }
 
 impl SagaInstance {
-    /// The place of the first kept event that is wanted now.
+    /// Index of the first kept event that is wanted now.
     pub(super) fn wanted(&self, saga: &Saga) -> Option<usize> {
         if self.status != SagaStatus::Running {
             return None;

@@ -15,17 +15,17 @@ use crate::transition::ImpossibleTransition;
 pub struct SagaTransition {
     /// Disposition of the input.
     pub fate: InputDisposition,
-    /// The record; nothing where there is none any more.
+    /// The record; `None` where none is left.
     pub record: Option<CorrelationRecord>,
     /// Rows of the journal that record what happened to the instance, in order.
     pub journal: Vec<JournalRow>,
     /// Work that is ordered, in order.
     pub work: Vec<WorkItem>,
-    /// Events that are not kept any more: to be removed before others are written.
+    /// Events that are no longer kept: to be removed before others are written.
     pub removed: Vec<u64>,
     /// Events that are kept.
     pub deferred: Vec<(u64, InstanceInput)>,
-    /// Events that were kept and are dead letters now.
+    /// Kept events that have become dead letters.
     pub dead_letters: Vec<(DeadLetter, InstanceInput)>,
 }
 
@@ -40,9 +40,9 @@ pub enum InputDisposition {
     Deferred,
     /// The input waits behind a dead letter or a pause, under this number.
     Held(u64),
-    /// The input is to be offered again later, and nothing is kept of it.
+    /// The input is to be offered again later, and is not stored.
     Later(&'static str),
-    /// There is no room for it: the source is to be read no further.
+    /// There is no room for it: reading of the source has to stop.
     NoRoom,
     /// The input is a dead letter.
     DeadLetter(DeadLetter),
@@ -81,7 +81,8 @@ impl IgnoreReason {
         }
     }
 
-    /// Returns whether the journal has a row of it: what could mean something later must not be applied then.
+    /// Returns whether the journal has a row of it. An input that could be wanted in a later state has one, so that it is
+    /// not applied then should it come again.
     const fn is_noted(self) -> bool {
         matches!(self, Self::Unwanted)
     }
@@ -142,10 +143,10 @@ pub enum InputFault {
         /// Amount that was requested.
         found: usize,
     },
-    /// The definition says so.
+    /// The definition declares it.
     #[error("{0}")]
     Declared(String),
-    /// The definition has no such thing.
+    /// The definition lacks this item.
     #[error("the definition has no {what} `{name}`")]
     Definition {
         /// Kind of thing that is missing.
@@ -182,7 +183,7 @@ impl InputFault {
 pub struct JournalRow {
     /// The revision that the instance has since.
     pub revision: u64,
-    /// The input; of an event that was kept before, its number then.
+    /// The input; for an event that was kept before, its number then.
     pub input: JournalInput,
     /// Hash of the definition, where it is another than before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -214,7 +215,7 @@ pub struct JournalRow {
 pub enum JournalInput {
     /// The input as it came.
     Came(Box<InstanceInput>),
-    /// An event that a row before this one kept under this number.
+    /// An event that an earlier row kept under this number.
     Kept(u64),
 }
 
@@ -263,7 +264,7 @@ pub enum WorkPayload {
         /// Payload of the command.
         payload: Json,
     },
-    /// An effect is not wanted any more.
+    /// An effect is no longer wanted.
     Cancel {
         /// Which.
         effect: EffectName,
@@ -273,7 +274,7 @@ pub enum WorkPayload {
 }
 
 impl WorkPayload {
-    /// The kind, as it stands in keys.
+    /// The kind, as used in keys.
     #[must_use]
     pub const fn kind(&self) -> &'static str {
         match self {
@@ -310,8 +311,8 @@ impl SagaTransition {
         }
     }
 
-    /// Adds what an instance was given, and its row of the journal; gives the instance back. `kept` is the number under which the
-    /// input was kept before.
+    /// Records an input and its row of the journal; returns the instance. `kept` is the number under which the input was
+    /// kept before.
     pub(super) fn take_in(
         &mut self,
         applied: application::AppliedInput,
@@ -320,7 +321,7 @@ impl SagaTransition {
     ) -> SagaInstance {
         let application::AppliedInput { mut instance, work, keep, fate, .. } = applied;
         if let Some(event) = keep {
-            // The row that says so has this revision.
+            // The row that keeps the event has this revision.
             let number = instance.revision + 1;
             instance.kept.push_back(DeferredEvent { number, kind: event.kind.clone() });
             self.deferred
@@ -332,7 +333,7 @@ impl SagaTransition {
         instance
     }
 
-    /// Notes that an event is not kept any more.
+    /// Notes that an event is no longer kept.
     pub(super) fn forget(&mut self, number: u64) {
         let before = self.deferred.len();
         self.deferred.retain(|(kept, _)| *kept != number);
@@ -341,8 +342,8 @@ impl SagaTransition {
         }
     }
 
-    /// Counts a row of so many bytes that waits behind a letter or a pause from this change on, or has waited there until it. What
-    /// would be beyond [`HELD_BYTES_MAX`] finds no room; one row may wait however large it is.
+    /// Counts a row of this size that starts to wait behind a dead letter or a pause with this change, or stops waiting.
+    /// Beyond [`HELD_BYTES_MAX`] there is no room, except for a single row of any size.
     #[must_use]
     pub fn weighing(mut self, before: Option<&CorrelationRecord>, bytes: u64) -> Self {
         let Some(record) = &mut self.record else { return self };
@@ -375,11 +376,11 @@ impl SagaTransition {
     }
 }
 
-/// Timers that a change sets and drops, by name. One that is replaced is in both.
+/// Timers that a change sets and drops, by name. A replaced one is in both.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct TimerChanges<'a> {
-    /// Those that are not set any more, and when they would have fired.
+    /// Timers that are no longer set, and when they would have fired.
     pub dropped: Vec<(&'a str, Timestamp)>,
-    /// Those that are set.
+    /// Timers that are set.
     pub set: Vec<(&'a str, &'a Timer)>,
 }

@@ -1,4 +1,4 @@
-//! Compensation: what was done is undone, backwards.
+//! Compensation: completed work is undone, backwards.
 
 use super::InputFault;
 use super::application::InputApplication;
@@ -8,7 +8,7 @@ use crate::instance::{CommandPurpose, OpenCommand, cut};
 use crate::transition::SagaEvent;
 
 impl<'a> InputApplication<'a> {
-    /// Begins to undo what was done. Behind the pivot there is nothing that may be undone: the instance is stuck then.
+    /// Starts compensation. Behind the pivot nothing may be undone, so the instance gets stuck then.
     pub(super) fn undo(&mut self, reason: &str) -> Result<(), InputFault> {
         if self.instance.is_past_pivot {
             let why = format!("there is no way back behind the pivot: {reason}");
@@ -22,7 +22,7 @@ impl<'a> InputApplication<'a> {
         self.go_on_undoing()
     }
 
-    /// Undoes what is last on the stack, once everything that was under way has ended.
+    /// Compensates the last entry of the stack, once all work in progress has ended.
     pub(super) fn go_on_undoing(&mut self) -> Result<(), InputFault> {
         if !self.instance.open.is_empty() {
             return Ok(());

@@ -1,4 +1,4 @@
-//! Events: how instances start, and what those that run make of them.
+//! Events: how they start instances, and how running instances handle them.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -38,7 +38,7 @@ impl ApplyContext<'_> {
             match self.offered(&change, &instance, input) {
                 Ok(applied) if applied.fate.is_noted() => instance = change.take_in(applied, input, None),
                 Ok(_) => {}
-                // An event that came before its time spoils no start: it is a letter of its own.
+                // An early event does not spoil the start: it becomes a dead letter of its own.
                 Err(fault) => {
                     let letter = record.letter(fault.code(), fault.to_string(), false);
                     change.dead_letters.push((letter, input.clone()));
@@ -110,7 +110,7 @@ impl SagaInstance {
         }
     }
 
-    /// Remembers the version of an event's aggregate; says whether it is not behind one that was seen.
+    /// Notes the version of an event's aggregate; returns false if a later version was seen already.
     fn see(&mut self, event: &DomainEvent) -> bool {
         let Some((aggregate, version)) = &event.version else { return true };
         if let Some(seen) = self.versions.get_mut(aggregate) {

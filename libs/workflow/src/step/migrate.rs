@@ -1,4 +1,4 @@
-//! Instances of one version that become instances of another.
+//! Migration of instances to another version.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -16,10 +16,10 @@ use crate::definition::{Saga, StepAction};
 use crate::input::{InstanceInput, InstanceInputKind, Verb};
 use crate::instance::{CommandPurpose, CorrelationEntry, CorrelationRecord, SagaInstance};
 
-/// Makes an instance one of the newest of these versions, by way of those between. The newest comes first.
+/// Migrates an instance to the newest of these versions, through those between. The newest comes first.
 ///
-/// Each version on the way is a row of the journal, and all of them are one change: an instance becomes one of the newest, or stays
-/// what it is. A parked or paused one may be migrated as well, and stays so.
+/// Each version on the way is a row of the journal, and all of them are one change: an instance becomes one of the newest,
+/// or stays unchanged. A parked or paused instance may be migrated as well, and stays so.
 #[must_use]
 pub fn migrate(
     versions: &[Arc<Saga>],
@@ -55,7 +55,7 @@ fn migrated_along(
     kept: &DeferredEvents,
 ) -> Result<SagaTransition, RequestRefusal> {
     let (way, last) = way(versions, instance.version)?;
-    // Takes in what happens on the way; its journal comes before that of the last version.
+    // Collects the intermediate versions; their journal rows precede that of the last version.
     let mut before = SagaTransition::nothing(InputDisposition::Applied, None);
     let mut instance = instance.clone();
     for saga in way {
@@ -120,7 +120,7 @@ fn way(versions: &[Arc<Saga>], from: u32) -> Result<(Vec<&Saga>, &Saga), Request
 }
 
 impl InputApplication<'_> {
-    /// Sets what the migration says, once everything has its new name.
+    /// Applies the assignments of the migration, once everything has its new name.
     fn migrated(mut self) -> Result<AppliedInput, InputFault> {
         let saga = self.saga;
         if let Some(migrate) = &saga.migrate {
@@ -131,7 +131,7 @@ impl InputApplication<'_> {
         }
         for (field, kind) in &saga.state {
             let value = self.instance.state.get(field).unwrap_or(&Json::Null);
-            // What was never set is nothing, whatever it may hold.
+            // A field that was never set is null, whatever its kind.
             if *value != Json::Null && !kind.kind.holds(value) {
                 let wanted = kind.kind.as_str().to_owned();
                 return Err(InputFault::Kind { field: field.clone(), wanted, found: value.kind() });
@@ -160,7 +160,7 @@ fn moved(saga: &Saga, instance: &SagaInstance) -> Result<SagaInstance, RequestRe
     }
     for open in moved.open.values_mut() {
         open.step = renamed(&open.step);
-        // A step with one branch gives it its own name.
+        // A step with one branch shares its name with it.
         open.branch = renamed(&open.branch);
     }
     for done in &mut moved.stack {

@@ -23,10 +23,10 @@ impl InterpretedResult {
         let is_success = result.outcome == CommandOutcome::Succeeded;
         let mut payload = result.payload.clone();
         let mut code = result.outcome.code().to_owned();
-        // `result.code` says of every failure which one it is.
+        // `result.code` identifies every failure.
         if let (Json::Map(fields), false) = (&mut payload, is_success) {
             match fields.get("code") {
-                Some(Json::Text(told)) => code.clone_from(told),
+                Some(Json::Text(own)) => code.clone_from(own),
                 Some(_) => {}
                 None => {
                     fields.insert("code".to_owned(), Json::text(&code));
@@ -156,7 +156,7 @@ impl<'a> InputApplication<'a> {
     fn step_succeeded(&mut self, work: &'a StepWork) -> Result<(), InputFault> {
         if self.step()?.is_pivot {
             self.instance.is_past_pivot = true;
-            // It came too late to be undone, and whoever asked was told that it may.
+            // The cancellation came too late, and its caller was warned that it might.
             self.instance.cancelled = None;
         }
         let result = self.result_of(work, true);

@@ -67,7 +67,7 @@ impl InputApplication<'_> {
         Ok(due)
     }
 
-    /// The instance's own share of a timer's jitter: the same wherever it is computed.
+    /// The instance's own share of a timer's jitter, which is the same wherever it is computed.
     fn jitter(&self, spec: &TimerSpec, generation: u64) -> Duration {
         let millis = u64::try_from(spec.jitter.as_millis()).unwrap_or(u64::MAX);
         if millis == 0 {
@@ -87,7 +87,7 @@ impl InputApplication<'_> {
         let Some((known, timer)) = found.filter(|(_, timer)| timer.generation == generation) else {
             return Ok(self.unchanged(InputDisposition::Ignored(IgnoreReason::OldTimer)));
         };
-        // Whoever fires it decides by the clock; that it is not too early is looked at here as well.
+        // The caller fires timers by its clock; a timer that fires too early is refused here as well.
         if self.input.time < timer.due {
             return Ok(self.unchanged(InputDisposition::Ignored(IgnoreReason::OldTimer)));
         }

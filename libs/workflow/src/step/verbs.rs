@@ -32,7 +32,7 @@ impl<'a> InputApplication<'a> {
         }
     }
 
-    /// Decides whether a verb can be carried out as things stand.
+    /// Decides whether a verb can be carried out in the present state.
     fn refusal(&self, verb: &Verb, record: &CorrelationRecord) -> Option<RequestRefusal> {
         let status = self.instance.status;
         let refuse = |reason: &str, message: String| Some(RequestRefusal::new(reason, message));
@@ -79,7 +79,7 @@ impl<'a> InputApplication<'a> {
     }
 
     fn pause(mut self, event: SagaEvent, verb: &Verb) -> Result<AppliedInput, InputFault> {
-        // Whoever got stuck while being paused can be resumed as well.
+        // An instance that got stuck while paused can be resumed as well.
         if self.instance.status != SagaStatus::Stuck {
             self.happen(event)?;
         }
@@ -88,7 +88,7 @@ impl<'a> InputApplication<'a> {
         Ok(applied)
     }
 
-    /// Undoes what was done. While the pivot is under way, that waits for its end: it may succeed.
+    /// Compensates the instance. While the pivot is in progress, cancelling waits for its end: it may succeed.
     fn cancel(mut self, reason: &str) -> Result<AppliedInput, InputFault> {
         let is_at_pivot = self.step()?.is_pivot && !self.instance.open.is_empty();
         if is_at_pivot {
@@ -105,7 +105,7 @@ impl<'a> InputApplication<'a> {
         self.instance.reason = Some(cut(reason));
         self.end(SagaEvent::Kill)?;
         let mut applied = self.done(InputDisposition::Applied)?;
-        // Whatever held it back has nothing to hold back any more.
+        // An ended instance has nothing left to hold back.
         applied.verb = Some(Verb::Resume);
         Ok(applied)
     }
@@ -141,7 +141,7 @@ impl<'a> InputApplication<'a> {
         self.done(InputDisposition::Applied)
     }
 
-    /// Orders the branches anew that have not succeeded.
+    /// Orders the branches again that have not succeeded.
     fn order_failed(&mut self) -> Result<(), InputFault> {
         let step = self.instance.step.clone();
         let StepAction::Work(work) = &self.step()?.action else { return Ok(()) };

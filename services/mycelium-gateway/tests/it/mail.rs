@@ -205,7 +205,7 @@ async fn addresses_are_tried_in_their_order() {
     let json = Frame::Letter(wire::DeliverLetter { delivery_id: 4, ..Default::default() });
     router.says(json).await;
     let outcome = router.delivered(4).await;
-    assert!(outcome.lasting && outcome.error.contains("it is no letter"), "{outcome:?}");
+    assert!(outcome.lasting && outcome.error.contains("the direct message cannot be read"), "{outcome:?}");
 }
 
 /// Makes a letter from `sealer` to the coordinator with this root.

@@ -150,7 +150,7 @@ async fn an_answer_that_cannot_be_read_is_unknown_and_nobody_asks_again() {
     scene.deliver(1, &[3]).await;
     let reason = scene.router.report(key(3), unknown).await;
     assert_eq!(reason.code, ReasonCode::Unknown);
-    assert!(reason.detail.contains("answered what cannot be read"), "{reason}");
+    assert!(reason.detail.contains("the supervisor's answer to the job cannot be read"), "{reason}");
     assert_eq!(scene.router.delivered(1).await.refused_count, 1);
     for delivery in 2..=13 {
         scene.deliver(delivery, &[3]).await;

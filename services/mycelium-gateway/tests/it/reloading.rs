@@ -78,7 +78,7 @@ async fn jobs_go_on_under_another_root(front: Front) {
         let now = gateway(&suite).await;
         (now.coordinator == root.new.to_string() && now.peers[0].connected).then_some(())
     };
-    wait_until(changed, PATIENCE, "conversations begin anew").await;
+    wait_until(changed, PATIENCE, "conversations start over").await;
     worker
         .instance
         .finish(&JobEndReport {

@@ -164,7 +164,7 @@ async fn a_plain_supervisor_is_sent_its_secret_and_known_by_its_node() {
     let mut router = Router::over(channel, &address).await;
     router.says(jobs(&address, 1, 1)).await;
     let error = router.outcome(1).await;
-    assert!(error.contains("the secret `machine-1` is not to be had"), "{error}");
+    assert!(error.contains("the secret `machine-1` cannot be read"), "{error}");
     assert!(requests.try_recv().is_err(), "nothing goes without it");
 
     let file = secrets.path().join("machine-1");
@@ -450,7 +450,7 @@ async fn whoever_is_there_answers_a_ping() {
     let of = |key: PublicKey| format!("mycelium:{key}");
     let nobody = ping(&here, of(node.key())).await.expect_err("nobody listens");
     assert_eq!(nobody.code(), Code::Unavailable);
-    assert!(nobody.message().contains("nobody answers on the bus"), "{nobody}");
+    assert!(nobody.message().contains("no node answers on the bus"), "{nobody}");
     let (_peers, _requests) = old_supervisor(node.clone());
     for (address, key) in [
         (of(node.key()), node.key()),

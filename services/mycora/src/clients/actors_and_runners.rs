@@ -91,7 +91,7 @@ impl Clients {
         Ok(call!(client, get_gateway, v1::GetGatewayRequest {}).await?)
     }
 
-    /// Has the gateway ask whether somebody is at an address. One try: that nobody answers is an answer.
+    /// Has the gateway ping an address. One try: no reply is also an answer.
     pub async fn ping_peer(&self, address: String) -> Result<v1::PingPeerResponse, CliError> {
         let mut client = self.gateway.clone()?;
         let request = timed(v1::PingPeerRequest { address }, CALL_TIMEOUT);

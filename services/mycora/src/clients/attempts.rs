@@ -26,7 +26,7 @@ impl Clients {
         Ok(call!(client, get_attempt, v1::GetAttemptRequest { job_key: job_key.clone() }).await?)
     }
 
-    /// Waits until an attempt has ended. Tried again for as long as a supervisor may need to start anew.
+    /// Waits until an attempt has ended. Tried again for as long as a supervisor may need to restart.
     pub async fn wait_attempt(&self, job_key: &str) -> Result<v1::WaitAttemptResponse, CliError> {
         let client = self.supervisor.as_ref().map_err(Clone::clone)?;
         let request = v1::WaitAttemptRequest { job_key: job_key.to_owned(), timeout_secs: WAIT_SECS };

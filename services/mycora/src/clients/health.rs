@@ -44,7 +44,7 @@ pub struct HealthProbeReply {
 /// Asks for the service that `host` is known for.
 ///
 /// # Errors
-/// When nobody answers.
+/// When no server answers.
 pub async fn probe(channel: Channel, host: ApiService) -> Result<HealthProbeReply, ApiCallError> {
     let service = service_of(host).to_owned();
     let mut request = Request::new(HealthCheckRequest { service });

@@ -37,7 +37,7 @@ impl Clients {
     /// Tells whether requests name this tenant; not so on a server that has none.
     ///
     /// # Errors
-    /// When the server cannot be reached. Anything else that is wrong is left to the call that is asked for.
+    /// When the server cannot be reached. Other errors are left to the actual call.
     pub async fn names_tenant(&self, tenant: &str) -> Result<bool, CliError> {
         let request = v1::ListSagaDefinitionsRequest {
             tenant_id: tenant.to_owned(),
@@ -61,13 +61,13 @@ impl Clients {
         &self,
         request: v1::WatchSagasRequest,
     ) -> Result<ApiResponseStream<v1::WatchSagasResponse>, ApiCallError> {
-        // What is wrong with the profile is told as it is.
+        // Errors of the profile are reported unchanged.
         let unknown = |failure: CliError| ApiCallError::from(Status::invalid_argument(failure.to_string()));
         let mut client = self.sagas().map_err(unknown)?.clone();
         Ok(ApiResponseStream(client.watch_sagas(request).await?.into_inner()))
     }
 
-    /// Processes a lane again. One try: how far it came is told as it goes.
+    /// Processes a lane again. One try: the stream reports the progress.
     pub async fn replay_lane(
         &self,
         request: v1::ReplayLaneRequest,

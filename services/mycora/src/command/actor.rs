@@ -1,4 +1,4 @@
-//! `mycora actor`: who somebody is, with which keys, and where messages to it arrive.
+//! `mycora actor`: identities and keys of actors, and where messages to them are delivered.
 
 mod key;
 mod rotation;
@@ -20,19 +20,19 @@ pub enum ActorCommand {
     /// Register an actor with its Ed25519 key
     #[command(after_help = key::REGISTER_HELP)]
     Register(ActorRegisterArgs),
-    /// List the actors that one may see: oneself and members of shared contexts; the admin sees all
+    /// List the actors you may see: yourself and the members of shared contexts; the admin sees all
     #[command(after_help = "Examples:\n  mycora actor list\n  mycora actor list --members --context 3")]
     List(ActorListArgs),
-    /// Show who we are taken for, with our roles, or an actor with its keys
+    /// Show the caller's own identity and roles, or an actor with its keys
     #[command(after_help = "Examples:\n  mycora actor show\n  mycora actor show 2 --as admin")]
     Show(ActorShowArgs),
-    /// Change where messages to an actor arrive. What is not named stays as it is
+    /// Change where messages to an actor are delivered. Fields that are not named stay as they are
     #[command(after_help = UPDATE_HELP)]
     Update(ActorUpdateArgs),
-    /// Give an actor another key, and let the profile name it
+    /// Rotate an actor's key, and record the new one in the profile
     #[command(after_help = rotation::AFTER_HELP)]
     RotateKey(ActorRotateKeyArgs),
-    /// Remove an actor for good. Not while it is the only admin of a context
+    /// Remove an actor permanently. Refused while it is the only admin of a context
     #[command(after_help = "Example:\n  mycora actor delete 5 --yes --as admin")]
     Delete(ActorDeleteArgs),
 }
@@ -55,10 +55,10 @@ pub struct ActorListArgs {
 /// Arguments of `actor delete`.
 #[derive(Debug, Args)]
 pub struct ActorDeleteArgs {
-    /// The actor's number, which nobody gets again
+    /// The actor's number, which is never assigned again
     #[arg(value_parser = values::id)]
     pub id: u32,
-    /// Really remove it: its keys and certificates count no more
+    /// Confirm the removal: its keys and certificates become invalid
     #[arg(long)]
     pub yes: bool,
 }
@@ -66,7 +66,7 @@ pub struct ActorDeleteArgs {
 /// Arguments of `actor show`.
 #[derive(Debug, Args)]
 pub struct ActorShowArgs {
-    /// The actor's number [default: whoever the certificate or token names]
+    /// The actor's number [default: the actor that the certificate or token names]
     #[arg(value_parser = values::id)]
     pub id: Option<u32>,
 }
@@ -86,13 +86,13 @@ pub struct ActorUpdateArgs {
 #[derive(Debug, Args)]
 #[group(required = true, multiple = true)]
 pub struct ActorChangeFlags {
-    /// Where messages to it are delivered, instead of where they were; may be repeated, and is tried in this order
+    /// New delivery address of its messages, replacing the former ones; may be repeated, and they are tried in this order
     #[arg(long = "at", value_name = "ADDRESS")]
     pub addresses: Vec<Address>,
     /// Deliver them here, at this coordinator
     #[arg(long, conflicts_with = "addresses")]
     pub here: bool,
-    /// The context where chat and mail land that name none
+    /// The context of chat and mail that name none
     #[arg(long, value_name = "ID", value_parser = values::id)]
     pub home_context: Option<u32>,
     /// Let it have no home context
@@ -138,7 +138,7 @@ async fn list(session: &CliSession, args: &ActorListArgs) -> Result<(), CliError
 async fn delete(session: &CliSession, ActorDeleteArgs { id, yes }: &ActorDeleteArgs) -> Result<(), CliError> {
     if !yes {
         return Err(CliError::Invalid(format!(
-            "actor {id} would be removed for good, and its keys and certificates count no more; say so with --yes"
+            "this removes actor {id} permanently and invalidates its keys and certificates; confirm with --yes"
         )));
     }
     let request =
@@ -147,7 +147,7 @@ async fn delete(session: &CliSession, ActorDeleteArgs { id, yes }: &ActorDeleteA
     output::answer(session.global.output, || json::of(&answer), || format!("actor {id} is deleted\n"))
 }
 
-/// Reads the actor first, since the change replaces everything; nobody else's change in between is lost.
+/// Reads the actor first, since the change replaces everything; the revision keeps concurrent changes from being lost.
 async fn update(session: &CliSession, args: &ActorUpdateArgs) -> Result<(), CliError> {
     let now = session.clients.get_actor(args.id).await?.actor.unwrap_or_default();
     let answer = session.clients.update_actor(&change(args, now)).await?;

@@ -1,4 +1,4 @@
-//! `mycora attempt`: single attempts, asked of the machine that runs them, without a coordinator.
+//! `mycora attempt`: single attempts, directly on the machine that runs them, without a coordinator.
 
 mod run;
 
@@ -15,11 +15,11 @@ use crate::output::{self, OutputFormat, attempt as shown, json};
 
 /// Help text that these commands share: what each of them needs.
 const WHICH: &str = "\
-Needs the admin's certificate. `mycora flow explain FLOW JOB` and `mycora flow jobs FLOW --keys` tell the key of an attempt; those of earlier attempts differ in the last number only. So the files below logs/CONTEXT_UID in the supervisor's work directory are named as well.";
+Needs the admin's certificate. `mycora flow explain FLOW JOB` and `mycora flow jobs FLOW --keys` show the key of an attempt; those of earlier attempts differ in the last number only. The files below logs/CONTEXT_UID in the supervisor's work directory have these names as well.";
 
 /// Shown below the options of `logs`.
 pub(super) const LOGS_HELP: &str = "\
-Needs the admin's certificate. `mycora flow explain FLOW JOB` and `mycora flow jobs FLOW --keys` tell the key of an attempt; those of earlier attempts differ in the last number only. So the files below logs/CONTEXT_UID in the supervisor's work directory are named as well.
+Needs the admin's certificate. `mycora flow explain FLOW JOB` and `mycora flow jobs FLOW --keys` show the key of an attempt; those of earlier attempts differ in the last number only. The files below logs/CONTEXT_UID in the supervisor's work directory have these names as well.
 
 Example:
   mycora attempt logs 0f…-3a…-7-1 --follow --as admin";
@@ -33,7 +33,7 @@ Example:
 Exit codes: 0 it completed; 1 it did not, or not within that time.";
 
 const STOP_HELP: &str = "\
-One that waits does not begin, one that runs is asked to end and is ended after the grace; its coordinator is told. Of one that has ended nothing changes. Needs the admin's certificate.
+A waiting attempt does not start; a running one is asked to end, and is killed after the grace period. Its coordinator is notified. An attempt that has ended is not changed. Needs the admin's certificate.
 
 Example:
   mycora attempt stop 0f…-3a…-7-1 --grace 30 --as admin";
@@ -41,19 +41,19 @@ Example:
 /// Commands about attempts at one machine: that at `supervisor` below `[addresses]` of the profile, else at its `address`.
 #[derive(Debug, Subcommand)]
 pub enum AttemptCommand {
-    /// Run a script straight on the machine, show what it prints, and exit with its outcome
+    /// Run a script directly on the machine, show its output, and exit with its outcome
     #[command(after_help = run::AFTER_HELP)]
     Run(AttemptRunArgs),
-    /// Show where an attempt stands, and how it ended
+    /// Show the state of an attempt, and how it ended
     #[command(after_help = format!("{WHICH}\n\nExample:\n  mycora attempt show 0f…-3a…-7-1 --as admin"))]
     Show(AttemptKeyArgs),
     /// Wait until an attempt has ended, and exit with its outcome
     #[command(after_help = WAIT_HELP)]
     Wait(AttemptWaitArgs),
-    /// Stop an attempt, whoever sent it
+    /// Stop an attempt, regardless of which coordinator sent it
     #[command(after_help = STOP_HELP)]
     Stop(AttemptStopArgs),
-    /// Print all that is kept of what an attempt printed
+    /// Print the kept output of an attempt
     #[command(after_help = LOGS_HELP)]
     Logs(AttemptLogsArgs),
 }
@@ -71,7 +71,7 @@ pub struct AttemptWaitArgs {
     /// Which.
     #[command(flatten)]
     pub attempt: AttemptKeyArgs,
-    /// At most so many seconds [default: until it has ended]
+    /// Wait at most this many seconds [default: until it has ended]
     #[arg(long, value_name = "SECS")]
     pub within: Option<u32>,
 }
@@ -93,10 +93,10 @@ pub struct AttemptLogsArgs {
     /// Which.
     #[command(flatten)]
     pub attempt: AttemptKeyArgs,
-    /// From this byte on
+    /// Start at this byte
     #[arg(long, value_name = "BYTE", default_value_t = 0)]
     pub offset: u64,
-    /// Go on until the attempt has ended
+    /// Follow until the attempt has ended
     #[arg(long, short)]
     pub follow: bool,
 }
@@ -160,7 +160,7 @@ async fn interrupted<T>(work: impl Future<Output = Result<T, CliError>>, key: &s
         result = work => result,
         pressed = tokio::signal::ctrl_c() => Err(match pressed {
             Ok(()) => CliError::Interrupted(format!(
-                "attempt {key} goes on; see `mycora attempt show {key}`, or end it with `mycora attempt stop {key}`"
+                "attempt {key} continues; see `mycora attempt show {key}`, or end it with `mycora attempt stop {key}`"
             )),
             Err(error) => CliError::Failed(format!("cannot wait for signals: {error}")),
         }),
@@ -185,7 +185,7 @@ pub(super) async fn logs(session: &CliSession, args: &AttemptLogsArgs) -> Result
     let read = loop {
         match pieces.next().await {
             Ok(Some(piece)) if format == OutputFormat::Table => output::print_bytes(piece.text.as_bytes())?,
-            // Whoever follows need not wait for the last.
+            // A follower gets each piece at once, not with the last one.
             Ok(Some(piece)) if args.follow => output::print_stream_item(format, &json::of(&piece))?,
             Ok(Some(piece)) => output::print_item(format, first, &json::of(&piece))?,
             Ok(None) => break Ok(()),
@@ -194,7 +194,7 @@ pub(super) async fn logs(session: &CliSession, args: &AttemptLogsArgs) -> Result
         first = false;
     };
     if format != OutputFormat::Table && !args.follow {
-        // Also what was begun is ended, so that a program can read it.
+        // Close the list after a failure too, so that a program can read it.
         output::end_items(format, first)?;
     }
     read.map_err(|error: ApiCallError| error.into())

@@ -14,7 +14,7 @@ use crate::profile::ApiService;
 /// Arguments of `bootstrap`.
 #[derive(Debug, Args)]
 pub struct BootstrapArgs {
-    /// Certificate of the bootstrap identity, as `mycora pki init` makes it; its key lies beside it as .key
+    /// Certificate of the bootstrap identity, as `mycora pki init` makes it; its key is the .key file beside it
     #[arg(long, value_name = "FILE")]
     pub admin: PathBuf,
     /// Ed25519 key of actor 1; made when it is not there [default: actor-1.ed25519 beside the certificate]
@@ -28,7 +28,7 @@ pub struct BootstrapArgs {
 /// Makes what is missing; what is there stays as it is.
 ///
 /// # Errors
-/// When the coordinator cannot be reached, or says no.
+/// When the coordinator cannot be reached, or refuses.
 pub async fn run(args: &BootstrapArgs, session: &CliSession) -> Result<u8, CliError> {
     let mut admin = session.profile().clone();
     admin.cert = Some(args.admin.clone());

@@ -10,10 +10,10 @@ use crate::profile::{ApiService, Profile};
 
 /// Shown below the options.
 pub const AFTER_HELP: &str = "\
-Every command takes these options. What they do not say, the profile does: the file named by --config or MYCORA_CONFIG, else client.toml in \
+Every command takes these options. The profile provides what they do not: the file named by --config or MYCORA_CONFIG, else client.toml in \
 $XDG_DATA_HOME/mycora or ~/.local/share/mycora. Its keys are address, ca, cert, key, signing_key, trust_domain, server_name, context, \
-actor and tenant, and below [addresses] scheduler, storage, runner-registry, router, mycelium-gateway, supervisor and saga. Below [profiles.NAME] stands \
-what --as NAME changes of that. Paths in it are relative to the file.
+actor and tenant, and below [addresses] scheduler, storage, runner-registry, router, mycelium-gateway, supervisor and saga. [profiles.NAME] holds \
+the settings that --as NAME overrides. Paths in it are relative to the file.
 
 Examples:
   mycora connection

@@ -16,19 +16,19 @@ use crate::output::{self, OutputFormat, json, objects};
 /// Commands about contexts.
 #[derive(Debug, Subcommand)]
 pub enum ContextCommand {
-    /// Make a context; whoever makes it is its first admin
+    /// Create a context; the caller becomes its first admin
     #[command(after_help = change::CREATE_HELP)]
     Create(ContextCreateArgs),
-    /// List the contexts in which we have a role; the admin sees all
+    /// List the contexts in which you have a role; the admin sees all
     #[command(after_help = "Example:\n  mycora context list")]
     List,
     /// Show a context: its members and its switches
     #[command(after_help = "Example:\n  mycora context show 3")]
     Show(ContextShowArgs),
-    /// Change who may do what, and switches. What is not named stays as it is
+    /// Change roles and switches of a context. What is not named stays as it is
     #[command(after_help = change::UPDATE_HELP)]
     Update(ContextUpdateArgs),
-    /// Show who did what, the newest first. Admins of the context may
+    /// Show the audit log, newest first. For admins of the context
     #[command(after_help = audit::AFTER_HELP)]
     Audit(ContextAuditArgs),
     /// Remove a context with everything in it, here and at its supervisors

@@ -25,7 +25,7 @@ use crate::profile::Profile;
 
 /// Shown below the options.
 pub const AFTER_HELP: &str = "\
-Looks at the profile and its certificates, at the coordinator and its services, at the clock, at the disks of scripts and Redis, and at what can run on this machine. Changes nothing.
+Checks the profile and its certificates, the coordinator and its services, the clock, the disks of scripts and Redis, and what can run on this machine. Changes nothing.
 
 Examples:
   mycora doctor
@@ -35,16 +35,16 @@ Examples:
   mycora doctor --mesh-address http://10.0.0.7:7790
   mycora doctor --nats-url nats://127.0.0.1:4222 --nats-user mycora --nats-password-file nats.password
 
-Exit codes: 0 nothing fails; 1 something does. What could be better, `warn`, does not count.";
+Exit codes: 0 no check fails; 1 one does. Warnings (`warn`) do not count.";
 
 /// Arguments of `doctor`.
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
-    /// Look at this Redis as well: redis://[user[:password]@]host[:port], unix:///path, redis+cluster://host,host,… or
+    /// Check this Redis as well: redis://[user[:password]@]host[:port], unix:///path, redis+cluster://host,host,… or
     /// redis+sentinel://host,host,…/MASTER
     #[arg(long, value_name = "URL", env = "MYCORA_REDIS_URL", hide_env_values = true)]
     pub redis_url: Option<KvEndpoint>,
-    /// Where scripts work that this Redis, or a supervisor beside it, has to do with
+    /// Work directory of the scripts that this Redis, or a supervisor beside it, serves
     #[arg(long, value_name = "DIR", env = "MYCORA_WORK_DIR", default_value = "/var/lib/mycora/work")]
     pub work_dir: PathBuf,
     /// The data directory of a `mycora up` on this machine [default: $XDG_DATA_HOME/mycora, or ~/.local/share/mycora]
@@ -53,10 +53,10 @@ pub struct DoctorArgs {
     /// Check that Redis for this durability, as storage is started with: fast, synced or replicated
     #[arg(long, value_name = "LEVEL", env = "MYCORA_DURABILITY", requires = "redis_url")]
     pub durability: Option<Durability>,
-    /// Look at the port of a service where the sidecar of a mesh comes in (its --mesh-listen), as http://host:port
+    /// Check the port of a service to which the sidecar of a mesh connects (its --mesh-listen), as http://host:port
     #[arg(long, value_name = "URL")]
     pub mesh_address: Option<String>,
-    /// Look at the Mycelium daemon whose JSON-RPC port has this address [default: 127.0.0.1, where a port is given]
+    /// Check the Mycelium daemon whose JSON-RPC port has this address [default: 127.0.0.1, where a port is given]
     #[arg(long, value_name = "IP", env = "MYCORA_MYCELIUM_IP")]
     pub mycelium_ip: Option<IpAddr>,
     /// The JSON-RPC port of that daemon [default: 8990, where an address is given]

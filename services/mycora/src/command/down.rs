@@ -17,7 +17,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Shown below the options.
 pub const AFTER_HELP: &str = "\
-Jobs that run have 10 s to end; flows go on with the next `mycora up`. While it ends, a second `mycora down` ends it at \
+Running jobs have 10 s to end; flows continue with the next `mycora up`. While it stops, a second `mycora down` stops it at \
 once.
 
 Example:
@@ -34,7 +34,7 @@ pub struct DownArgs {
 /// Ends the all-in-one that has the directory, and waits until it has ended. That none has it is no failure.
 ///
 /// # Errors
-/// When the directory is none of `mycora up`, who has it cannot be told, or it does not end.
+/// When the directory is none of `mycora up`, its owner cannot be identified, or the owner does not end.
 pub async fn run(args: &DownArgs, global: &GlobalFlags) -> Result<u8, CliError> {
     let dir = match &args.data {
         Some(dir) => dir.clone(),
@@ -50,7 +50,7 @@ pub async fn run(args: &DownArgs, global: &GlobalFlags) -> Result<u8, CliError> 
         }
         DataDirOwner::Unknown => {
             return Err(CliError::Failed(format!(
-                "{shown} is in use by a process that cannot be told: it is just starting, or it runs in another container or as an \
+                "{shown} is in use by a process that cannot be identified: it is just starting, or it runs in another container or as an \
                  older version; try again, or end it where it was started"
             )));
         }

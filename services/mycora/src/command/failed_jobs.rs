@@ -5,13 +5,13 @@ use proto::v1;
 use super::CliSession;
 use crate::output::{self, OutputFormat, summary};
 
-/// Jobs that are told of; the others failed for the same reason, or because of these, more often than not.
+/// Most jobs shown; the others mostly failed for the same reason, or because of these.
 const JOBS_MAX: usize = 3;
 /// Lines of what each printed.
 const LINES_MAX: usize = 10;
 
-/// Tells people which jobs of an ended flow failed: why, the last lines of their output, and how to read the rest. What
-/// cannot be read is left out: the command has done its work by now.
+/// Shows people which jobs of an ended flow failed: why, the last lines of their output, and how to read the rest.
+/// Unreadable output is left out: the command has done its work by now.
 pub(super) async fn print_failed_jobs(session: &CliSession, flow: &v1::Flow) {
     if session.global.output != OutputFormat::Table || flow.status() != v1::FlowStatus::Error {
         return;

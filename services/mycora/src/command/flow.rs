@@ -1,4 +1,4 @@
-//! `mycora flow`: what is asked about flows, and of them.
+//! `mycora flow`: commands about flows.
 
 use clap::{Args, Subcommand};
 use model::Timestamp;
@@ -36,7 +36,7 @@ pub enum FlowCommand {
     /// Watch a flow until it has ended, or all flows of the context; Ctrl-C leaves them running
     #[command(after_help = watch_all::AFTER_HELP)]
     Watch(watch_all::FlowWatchArgs),
-    /// Show what the jobs of a flow print: all that is kept of it (at most the first 10 MiB of each stream), with -f what comes as well
+    /// Show the kept output of a flow's jobs (at most the first 10 MiB of each stream), with -f what comes as well
     #[command(after_help = logs::AFTER_HELP)]
     Logs(logs::FlowLogsArgs),
     /// List the files that the jobs of a flow made, or fetch them
@@ -47,19 +47,19 @@ pub enum FlowCommand {
         after_help = "Examples:\n  mycora flow cancel 3 --grace 30 --watch\n  mycora flow cancel 3 --job split"
     )]
     Cancel(cancel::FlowCancelArgs),
-    /// Run an ended flow again: what failed and all that comes after it, unless more is asked for
+    /// Run an ended flow again: by default what failed and all that comes after it
     #[command(after_help = retry::AFTER_HELP)]
     Retry(retry::FlowRetryArgs),
-    /// Give a signal to a flow: meets the prerequisites of that name, now or later
+    /// Send a signal to a flow: it meets the prerequisites of that name, now or later
     #[command(after_help = "Example:\n  mycora flow signal 3 go --payload 'approved by Anna'")]
     Signal(signal::FlowSignalArgs),
     /// Draw a flow with the states of its jobs
     #[command(after_help = "Example:\n  mycora flow graph 3 | dot -Tsvg > flow.svg")]
     Graph(graph::FlowGraphArgs),
-    /// Say why a job is where it is
+    /// Explain the state of a job
     #[command(after_help = "Example:\n  mycora flow explain 3 merge")]
     Explain(explain::FlowExplainArgs),
-    /// Report what became of a job's attempt, for those who execute it by other ways
+    /// Report the outcome of a job's attempt that something else executes
     #[command(after_help = report::AFTER_HELP)]
     Report(report::FlowReportArgs),
     /// Remove ended flows with everything that belongs to them

@@ -1,4 +1,4 @@
-//! `mycora gateway`: how other machines are spoken to.
+//! `mycora gateway`: how other machines are reached.
 
 use clap::{Args, Subcommand};
 use model::Address;
@@ -10,15 +10,15 @@ use crate::output::{self, json, runners};
 /// Commands about the gateway.
 #[derive(Debug, Subcommand)]
 pub enum GatewayCommand {
-    /// Show the coordinator's key and address, its bus, and the supervisors it speaks to
+    /// Show the coordinator's key and address, its bus, and the supervisors it is connected to
     #[command(
         after_help = "Needs the admin's certificate, which `mycora pki issue admin --dir DATA/pki` makes.\n\n\
                       Example:\n  mycora gateway show --as admin"
     )]
     Show,
-    /// Ask whether a supervisor or a coordinator is at an address, and how long the way takes
+    /// Ping the supervisor or coordinator at an address, and measure the round trip
     #[command(
-        after_help = "The gateway asks, since it is what speaks to other machines. Needs the admin's certificate, which `mycora pki issue admin --dir DATA/pki` makes.\n\n\
+        after_help = "The gateway sends the ping, since only it is connected to other machines. Needs the admin's certificate, which `mycora pki issue admin --dir DATA/pki` makes.\n\n\
                       Example:\n  mycora gateway ping grpc://site-b:7706 --as admin"
     )]
     Ping(GatewayPingArgs),
@@ -35,7 +35,7 @@ pub struct GatewayPingArgs {
 /// Runs the command.
 ///
 /// # Errors
-/// When the coordinator cannot be reached or refuses, and when nobody is at the address.
+/// When the coordinator cannot be reached or refuses, and when the address does not answer.
 pub async fn run(session: &CliSession, command: &GatewayCommand) -> Result<(), CliError> {
     match command {
         GatewayCommand::Show => {

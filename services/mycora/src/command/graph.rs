@@ -13,7 +13,7 @@ pub struct FlowGraphArgs {
     /// The flow's number
     #[arg(value_parser = values::id)]
     pub id: u32,
-    /// How it is drawn
+    /// Output format of the drawing
     #[arg(long, value_enum, default_value_t)]
     pub format: FlowGraphFormat,
 }

@@ -15,16 +15,16 @@ use crate::failure::CliError;
 /// Commands about single jobs.
 #[derive(Debug, Subcommand)]
 pub enum JobCommand {
-    /// Run one script as a flow of its own, show what it prints, and exit with its outcome
+    /// Run one script as a flow of its own, show its output, and exit with its outcome
     #[command(after_help = run::AFTER_HELP)]
     Run(JobRunArgs),
-    /// Keep a job, for flows to take up
+    /// Store a job for use in flows
     #[command(after_help = stored_jobs::CREATE_HELP)]
     Create(JobCreateArgs),
-    /// Show a job: what it executes, and where it stands
+    /// Show a job: what it executes, and its state
     #[command(after_help = "Examples:\n  mycora job get 7\n  mycora job get 7 --caller 2 --context 3")]
     Get(JobIdArgs),
-    /// List jobs that are kept, or those of a flow
+    /// List stored jobs, or those of a flow
     #[command(after_help = "Examples:\n  mycora job list\n  mycora job list --flow 3")]
     List(JobListArgs),
     /// Remove a job that belongs to no flow

@@ -19,13 +19,13 @@ pub struct FlowListArgs {
     /// Only flows of this actor
     #[arg(long, value_name = "ACTOR", value_parser = values::id)]
     pub caller: Option<u32>,
-    /// Only flows whose name begins so
+    /// Only flows whose name begins with this
     #[arg(long, value_name = "PREFIX", default_value = "", hide_default_value = true)]
     pub name: String,
-    /// Only flows made then or later: a time, a day (UTC), or how long ago, such as 90s, 15m, 2h or 7d
+    /// Only flows created at or after this time: a time, a day (UTC), or how long ago, such as 90s, 15m, 2h or 7d
     #[arg(long, value_name = "TIME", value_parser = values::moment)]
     pub since: Option<PointInTime>,
-    /// Only flows made before then
+    /// Only flows created before this time
     #[arg(long, value_name = "TIME", value_parser = values::moment)]
     pub until: Option<PointInTime>,
     /// At most this many
@@ -47,7 +47,7 @@ pub enum FlowStatusFilter {
     /// Ended with a failure.
     #[value(alias = "error")]
     Failed,
-    /// Ended because somebody asked.
+    /// Cancelled on request.
     Cancelled,
 }
 

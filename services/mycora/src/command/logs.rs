@@ -31,11 +31,11 @@ Examples:
   mycora flow logs 3 --timestamps --since 10m
   mycora flow logs 3 merge --attempt 2 --offset 4096
 
---timestamps puts before each line when its beginning was printed, in UTC by the clock of the machine that ran it, to half a second; `-` where that is not known, as of attempts that ran before these times were kept. With --output json or yaml each piece has them anyway, as `times`.
+--timestamps prefixes each line with the time at which its beginning was printed, in UTC by the clock of the machine that ran it, to half a second; `-` if it is not known, as for attempts that ran before these times were kept. With --output json or yaml each piece has them anyway, as `times`.
 
 With --output json or yaml the answer is one document, a list of pieces; with --follow each piece is a document of its own (JSON: a line), so that it can be read at once. `data` is base64.
 
-Of what an attempt prints the first 10 MiB of standard output and of standard error are taken. The coordinator keeps the last 64 KiB of that, the machine that ran it everything for a while (7 days, unless it was set up otherwise or has too little room). What lies before the tail is read there; when that is not possible the part that is missing is named on standard error, with the reason (in JSON and YAML it is a piece with `gap`), and the rest follows. With --tail no machine is asked.";
+The first 10 MiB of an attempt's standard output and standard error are recorded. The coordinator keeps the last 64 KiB of them, the machine that ran the attempt keeps everything for a while (7 days, unless configured otherwise or short of space). Output before the tail is read from that machine; if that fails, the missing part is reported on standard error with the reason (in JSON and YAML as a piece with `gap`), and the rest follows. With --tail no machine is contacted.";
 
 /// Arguments of `flow logs`.
 #[derive(Debug, Args)]
@@ -46,13 +46,13 @@ pub struct FlowLogsArgs {
     /// Only this job, and without its name before each line
     #[arg(value_name = "JOB")]
     pub node: Option<String>,
-    /// Go on until the flow has ended
+    /// Follow until the flow has ended
     #[arg(long, short)]
     pub follow: bool,
     /// Only this attempt of the job
     #[arg(long, value_name = "N", value_parser = values::id)]
     pub attempt: Option<u32>,
-    /// From this byte of the attempt's output on
+    /// Start at this byte of the attempt's output
     #[arg(long, value_name = "BYTE")]
     pub offset: Option<u64>,
     /// Only so many of the last lines of each attempt; without a number all that the coordinator keeps, the last 64 KiB.
@@ -154,7 +154,7 @@ pub(super) struct LogReader<'a> {
     heard: Instant,
     /// True once the coordinator has answered at all.
     connected: bool,
-    /// Nothing where somebody else says that the coordinator is away, or nobody shall.
+    /// `None` if another reader reports outages of the coordinator, or none shall be reported.
     absence: Option<OutageNotice>,
     printer: LogPrinter,
     /// Attempts whose last line is not whole, since something is missing.
@@ -165,7 +165,7 @@ impl<'a> LogReader<'a> {
     pub(super) fn new(clients: &'a Clients, request: v1::StreamFlowLogsRequest, printer: LogPrinter) -> Self {
         let mut seen = PrintedOffsets::default();
         if request.offset > 0 {
-            // What lies before was not asked for.
+            // Output before the offset was not requested.
             seen.0.insert((request.node.clone(), request.attempt), request.offset);
         }
         let (heard, broken) = (Instant::now(), BTreeSet::new());
@@ -245,12 +245,12 @@ impl<'a> LogReader<'a> {
         if piece.node.is_empty() {
             return Ok(());
         }
-        // What was printed before that moment was not asked for.
+        // Output from before `since` was not requested.
         let jumped = if self.request.since.is_some() { 0 } else { self.seen.gap_before(&piece) };
         let Some(mut piece) = self.seen.new_part(piece) else { return Ok(()) };
         let attempt = (piece.node.clone(), piece.attempt);
         if jumped > 0 {
-            // Coordinators of before told no gaps.
+            // Older coordinators report no gaps.
             let (node, attempt) = &attempt;
             output::note(&format!("{node}: {jumped} bytes of attempt {attempt} are not kept any more"));
         }
@@ -281,7 +281,7 @@ impl<'a> LogReader<'a> {
             _ => format!(" {node}"),
         };
         format!(
-            "flow {flow_id} goes on; read on with `mycora flow logs {flow_id}{place} -f --context {context_id}`"
+            "flow {flow_id} continues; read on with `mycora flow logs {flow_id}{place} -f --context {context_id}`"
         )
     }
 
@@ -291,12 +291,12 @@ impl<'a> LogReader<'a> {
     }
 }
 
-/// How far each attempt was printed, so that a stream that begins anew repeats nothing.
+/// How far each attempt was printed, so that a reopened stream repeats nothing.
 #[derive(Debug, Default)]
 struct PrintedOffsets(BTreeMap<(String, u32), u64>);
 
 impl PrintedOffsets {
-    /// How many bytes between what was printed and a piece are not kept any more.
+    /// Number of bytes between the printed part and a piece that are no longer kept.
     fn gap_before(&self, piece: &v1::StreamFlowLogsResponse) -> u64 {
         piece.offset.saturating_sub(self.end_of(&piece.node, piece.attempt))
     }
@@ -336,7 +336,7 @@ pub(super) enum LogPrinter {
     Document { format: OutputFormat, first: bool },
     /// A document for each piece.
     Documents(OutputFormat),
-    /// Nowhere before all has come, then the last lines as the other one says.
+    /// Holds everything back until the end, then prints the last lines with the inner printer.
     Last(LogTailBuffer, Box<LogPrinter>),
 }
 
@@ -361,12 +361,12 @@ impl LogPrinter {
         }
     }
 
-    /// Says what is missing, and why.
+    /// Reports what is missing, and why.
     fn gap(&mut self, piece: &v1::StreamFlowLogsResponse) -> Result<(), CliError> {
         let v1::StreamFlowLogsResponse { node, attempt, offset, data: _, gap, times: _ } = piece;
         let Some(v1::LogGap { end, detail, .. }) = gap else { return Ok(()) };
         match self {
-            // What lies before the last lines is not asked for.
+            // Output before the last lines is not wanted.
             Self::Nowhere | Self::Last(..) => Ok(()),
             Self::Raw | Self::Aside | Self::Marked(_) => {
                 output::note(&format!(

@@ -27,22 +27,22 @@ pub enum MessageCommand {
     /// List messages, newest first: chat and mail, or what carried a flow's jobs
     #[command(after_help = "Examples:\n  mycora message list --status error\n  mycora message list --flow 3")]
     List(MessageListArgs),
-    /// Show a message: what became of it, and its text
+    /// Show a message: its delivery and its text
     #[command(after_help = "Example:\n  mycora message get message:1:7")]
     Get(MessageKeyArgs),
     /// Print what was received and not acknowledged, oldest first
     #[command(after_help = receive::AFTER_HELP)]
     Receive(MessageReceiveArgs),
-    /// Say that received messages were read: they are not handed out again
+    /// Acknowledge received messages: they are not handed out again
     #[command(after_help = "Example:\n  mycora message acknowledge message:0:3 message:0:4")]
     Acknowledge(MessageAcknowledgeArgs),
     /// List messages that will not arrive, and why
     #[command(after_help = "Example:\n  mycora message dead-letters --output json")]
     DeadLetters(MessageDeadLettersArgs),
-    /// Send a message again that will not arrive. It is not handed out twice, should it have arrived after all
+    /// Resend an undeliverable message. It is not handed out twice, should it have arrived after all
     #[command(after_help = "Example:\n  mycora message resend message:1:7")]
     Resend(MessageKeyArgs),
-    /// Remove a message that is not on its way
+    /// Remove a message that is not in transit
     #[command(after_help = "Example:\n  mycora message delete message:1:7")]
     Delete(MessageKeyArgs),
 }

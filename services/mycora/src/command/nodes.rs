@@ -27,7 +27,7 @@ pub struct FlowNodesArgs {
 pub enum NodeStateFilter {
     /// Waits for what comes before it.
     Pending,
-    /// May run as soon as there is a place for it.
+    /// May run as soon as there is a slot for it.
     Ready,
     /// On its way to a supervisor, or in its queue.
     #[value(alias = "dispatched")]
@@ -38,7 +38,7 @@ pub enum NodeStateFilter {
     Completed,
     /// Ended badly.
     Failed,
-    /// Ended because somebody asked.
+    /// Cancelled on request.
     Cancelled,
     /// Will not run.
     Skipped,

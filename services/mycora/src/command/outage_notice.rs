@@ -4,24 +4,24 @@ use std::time::Duration;
 
 use crate::failure::ApiCallError;
 
-/// Breaks of a stream that is asked for again.
+/// Counts consecutive failures of a stream that is reopened.
 #[derive(Debug, Default)]
 pub(super) struct OutageNotice {
-    /// In a row, without an answer between them.
+    /// Failures in a row, without an answer between them.
     breaks: u32,
 }
 
 impl OutageNotice {
-    /// Notes a break, and gives the line that tells of it: at the second in a row, since the first is over before
-    /// anybody notices.
+    /// Notes a failure, and returns the notice to print: at the second in a row, since the first is usually over before
+    /// anyone notices.
     pub(super) fn on_failure(&mut self, error: &ApiCallError, patience: Duration) -> Option<String> {
         self.breaks = self.breaks.saturating_add(1);
         let secs = patience.as_secs();
-        let line = || format!("the coordinator is away, and is waited for for {secs} s: {}", error.view);
+        let line = || format!("the coordinator is away; retrying for {secs} s: {}", error.view);
         (self.breaks == 2).then(line)
     }
 
-    /// Notes an answer, and gives the line that tells of it where its absence was told.
+    /// Notes an answer, and returns the notice to print if the outage was reported.
     pub(super) fn on_response(&mut self) -> Option<&'static str> {
         (std::mem::take(&mut self.breaks) > 1).then_some("the coordinator is back")
     }
@@ -42,7 +42,7 @@ mod tests {
         assert_eq!(broke(&mut absence), None);
         assert_eq!(absence.on_response(), None);
         let told = [(); 4].map(|()| broke(&mut absence));
-        let line = "the coordinator is away, and is waited for for 60 s: cannot reach h:1";
+        let line = "the coordinator is away; retrying for 60 s: cannot reach h:1";
         assert_eq!(told, [None, Some(line.to_owned()), None, None]);
         assert_eq!(absence.on_response(), Some("the coordinator is back"));
         assert_eq!(absence.on_response(), None);

@@ -1,7 +1,7 @@
 //! `mycora flow outputs`: the files that jobs made, listed or fetched.
 //!
-//! Names of outputs, and what a coordinator says of them, are others': each is checked again before anything is written,
-//! and what arrives is written under another name until its hash is seen to be right.
+//! Names of outputs, and what a coordinator reports of them, are untrusted: each is checked again before anything is written,
+//! and content is written under a temporary name until its hash was verified.
 
 use std::fs;
 use std::io::Write as _;
@@ -107,7 +107,7 @@ fn made_by(nodes: &[v1::FlowNode], args: &FlowOutputsArgs) -> Result<Vec<FlowOut
     Ok(nodes.iter().filter(wanted).flat_map(files).collect())
 }
 
-/// Says where each file goes.
+/// Returns where each file goes.
 fn place(made: &mut [FlowOutputFile], dir: &Path, by_job: bool) -> Result<(), CliError> {
     for file in made {
         let FlowOutputFile { job, file: name, .. } = &*file;

@@ -19,15 +19,15 @@ const DAY: Duration = Duration::from_secs(24 * 3600);
 /// Commands about certificates.
 #[derive(Debug, Subcommand)]
 pub enum PkiCommand {
-    /// Make a certificate authority, and the certificate of the bootstrap identity
+    /// Create a certificate authority, and the certificate of the bootstrap identity
     #[command(after_help = "Example:\n  mycora pki init --dir pki")]
     Init(PkiInitArgs),
-    /// Issue a certificate and its key; for a gateway also what it signs with
+    /// Issue a certificate and its key; for a gateway also its signing key
     #[command(
         after_help = "Examples:\n  mycora pki issue actor/2\n  mycora pki issue service/storage --name storage.example --days 30"
     )]
     Issue(PkiIssueArgs),
-    /// Make another root key of the coordinator, and have the old one sign that
+    /// Create a new root key of the coordinator, signed by the old one
     #[command(after_help = CHANGE_ROOT_HELP)]
     ChangeRoot(PkiChangeRootArgs),
     /// Show the coordinator's root key: what the `--coordinator` of a supervisor names
@@ -36,13 +36,13 @@ pub enum PkiCommand {
                             Example:\n  mycora-supervisor --coordinator $(mycora pki root --dir pki)"
     )]
     Root(PkiRootArgs),
-    /// Show what certificates say
+    /// Show the content of certificates
     #[command(after_help = "Example:\n  mycora pki show pki/actor-1.pem")]
     Show(PkiShowArgs),
 }
 
 const CHANGE_ROOT_HELP: &str = "\
-The next root goes into coordinator.key, and the change into coordinator.changes, signed by both. The gateway's certificate is issued anew. Put key, certificate and coordinator.changes to where gateways read them: they are read while a gateway runs, and supervisors are told. A supervisor whose policy names the old root has to have the new one named first. The old key is kept beside the new one; once every supervisor has followed nobody needs it. When the old key is lost, operators say `mycora supervisor succeed`.
+Writes the new root key to coordinator.key and the change, signed by both keys, to coordinator.changes, and reissues the gateway's certificate. Put key, certificate and coordinator.changes where the gateways read them: a running gateway picks them up and announces the change to supervisors. If a supervisor's policy names the old root, add the new one there first. The old key is kept beside the new one; it is no longer needed once every supervisor has followed. If the old key is lost, use `mycora supervisor succeed` instead.
 
 Example:
   mycora pki change-root --dir pki";
@@ -80,7 +80,7 @@ pub struct PkiInitArgs {
     /// Where to make it.
     #[command(flatten)]
     pub dir: PkiDirFlags,
-    /// The name that the authority speaks for
+    /// The trust domain of the authority
     #[arg(long, default_value = TrustDomain::DEFAULT, value_name = "NAME")]
     pub trust_domain: TrustDomain,
 }
@@ -333,7 +333,7 @@ fn document(file: PathBuf, summary: CertificateSummary) -> CertificateDocument {
     }
 }
 
-/// All that can go wrong here is what was asked for, or the files it is about.
+/// Maps an error to invalid input: only the arguments, or the files they name, can be wrong here.
 fn failed(error: &dyn std::error::Error) -> CliError {
     CliError::Invalid(error_chain(error))
 }

@@ -80,7 +80,7 @@ pub(super) async fn run(session: &CliSession, args: FlowReportArgs) -> Result<()
         || json::of(&answer),
         || {
             let node = &request.node;
-            format!("flow {id} is told; see `mycora flow explain {id} {node} --context {context}`\n")
+            format!("flow {id} has the report; see `mycora flow explain {id} {node} --context {context}`\n")
         },
     )
 }

@@ -17,7 +17,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Between two tries to reach it.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Something that tells of changes from a position on.
+/// Source of changes from a position on.
 pub(super) trait ResumableWatch {
     /// One answer of its stream.
     type Answer: ApiMessage;
@@ -32,7 +32,7 @@ pub(super) trait ResumableWatch {
     /// The position after an answer; empty within a snapshot.
     fn position_of<'a>(&self, answer: &'a Self::Answer) -> &'a str;
 
-    /// Returns the line that tells people of an answer; nothing for a sign of life.
+    /// Returns the line that shows an answer to people; `None` for a heartbeat.
     fn line(&self, answer: &Self::Answer) -> Option<String>;
 
     /// Returns true for the last answer that is wanted.
@@ -102,7 +102,7 @@ impl<C: ResumableWatch> WatchLoop<'_, C> {
     /// Waits until a broken stream is worth another.
     async fn wait_after(&mut self, error: ApiCallError) -> Result<(), CliError> {
         match (error.view.code, error.retry) {
-            // It is told from the beginning.
+            // The position is no longer kept: start over with a snapshot.
             (Code::OutOfRange, _) if self.heard.is_some() => self.position.clear(),
             (Code::ResourceExhausted, _) | (_, RetryAdvice::Reread) => {}
             (_, RetryAdvice::Again { .. }) if self.heard.is_some_and(|heard| heard.elapsed() < PATIENCE) => {

@@ -21,7 +21,7 @@ Examples:
   mycora flow retry 3 --from merge --env YEAR=2015 --watch
   mycora flow retry 3 --signing-key actor-1.ed25519 --file flow.yaml
 
-Signatures are over variables too, and hold for their time: where jobs were signed and the variables change, or the time is over, they are signed again.";
+Signatures cover the variables too, and expire: when variables of signed jobs change, or their signatures have expired, sign the jobs again.";
 
 /// Arguments of `flow retry`.
 #[derive(Debug, Args)]
@@ -51,7 +51,7 @@ pub struct FlowRetryArgs {
     /// Only if the flow is still at this revision, as `flow get` and `--dry-run` show it with --output json
     #[arg(long, value_name = "REVISION", value_parser = clap::value_parser!(u64).range(1..))]
     pub expected_revision: Option<u64>,
-    /// Only say what would run again and what keeps its result
+    /// Only show what would run again and what keeps its result
     #[arg(long)]
     pub dry_run: bool,
     /// Watch the flow until it has ended; Ctrl-C leaves it running
@@ -104,8 +104,8 @@ fn nothing_failed(id: u32) -> CliError {
     ))
 }
 
-/// New signatures of what runs again, and the revision of the flow for which they are. Signed is what the flow file says: what the coordinator says is not to be trusted
-/// with that.
+/// New signatures of the jobs that run again, and the revision of the flow that they are for. They cover the jobs of the flow file:
+/// the coordinator's copy is not trusted with that.
 async fn signatures(
     session: &CliSession,
     args: &FlowRetryArgs,
@@ -113,7 +113,9 @@ async fn signatures(
     request: &v1::RetryFlowRequest,
 ) -> Result<(BTreeMap<String, String>, u64), CliError> {
     let path = args.file.as_deref().ok_or_else(|| {
-        CliError::Invalid("--signing-key needs --file: what is signed is what your flow file says".to_owned())
+        CliError::Invalid(
+            "--signing-key needs --file: signatures cover the jobs as your flow file defines them".to_owned(),
+        )
     })?;
     let mut file = validate::read(path, &args.env)?;
     for name in &args.unset {
@@ -143,7 +145,8 @@ pub(super) async fn run(session: &CliSession, args: &FlowRetryArgs) -> Result<u8
     if let (Some(path), None) = (&args.file, &args.signing.signing_key) {
         validate::read(path, &args.env)?;
         output::note(
-            "no job is signed without --signing-key; what runs again is what was submitted, whatever the file says by now",
+            "without --signing-key no job is signed: the jobs run again as submitted, whatever the file contains \
+             by now",
         );
     }
     if let Some(path) = args.signing.signing_key.as_deref().filter(|_| !args.dry_run) {

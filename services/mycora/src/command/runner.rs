@@ -26,13 +26,13 @@ pub enum RunnerCommand {
     /// List the runners of a context, whether they are alive, and what they offer
     #[command(after_help = "Example:\n  mycora runner list --context 1")]
     List,
-    /// Show a runner: what it takes, how it is spoken to, and its instances
+    /// Show a runner: which jobs it takes, how it is addressed, and its instances
     #[command(after_help = "Example:\n  mycora runner show 2 --context 1")]
     Show(RunnerShowArgs),
     /// Let jobs of a context run on a supervisor
     #[command(after_help = REGISTER_HELP)]
     Register(Box<RunnerRegisterArgs>),
-    /// Change what is said of a runner
+    /// Change the registration of a runner
     #[command(after_help = UPDATE_HELP)]
     Update(Box<RunnerUpdateArgs>),
     /// Send a runner no new jobs of this context
@@ -50,7 +50,7 @@ pub enum RunnerCommand {
 }
 
 const REGISTER_HELP: &str = "\
-Admins of the context may. What is said to a supervisor is signed, and it signs its answers: with --signing-key only by this key, else by whichever it says first. --plain is for supervisors that know nothing of that, over a bus only; --secret names a file in the gateway's directory of secrets, whose content goes with each request.
+For admins of the context. Messages to a supervisor are signed, and so are its answers: with --signing-key only answers signed by this key are accepted, else by the first key that the supervisor presents. --plain is for supervisors without signatures, over a bus only; --secret names a file in the gateway's directory of secrets, whose content is sent with each request.
 
 Examples:
   mycora runner register grpc://node7:7706 --group gpu --label zone=a
@@ -89,10 +89,10 @@ pub struct RunnerRegisterArgs {
     /// The key that the supervisor signs with: 64 hex digits
     #[arg(long, value_name = "KEY")]
     pub signing_key: Option<VerifyingKey>,
-    /// Speak to it in plain JSON-RPC
+    /// Send it plain JSON-RPC
     #[arg(long, conflicts_with = "signing_key")]
     pub plain: bool,
-    /// The secret that goes with each request, by its name at the gateway
+    /// Name, at the gateway, of the secret to send with each request
     #[arg(long, value_name = "NAME", requires = "plain")]
     pub secret: Option<String>,
 }
@@ -164,7 +164,7 @@ async fn register(session: &CliSession, args: &RunnerRegisterArgs) -> Result<(),
     let text = || {
         let id = answer.runner.as_ref().map_or(0, |runner| runner.id);
         format!(
-            "runner {id} is registered; it takes jobs as soon as its supervisor is heard, see \
+            "runner {id} is registered; it takes jobs once its supervisor reports, see \
              `mycora runner show {id} --context {context_id}`\n"
         )
     };

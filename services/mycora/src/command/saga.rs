@@ -55,7 +55,7 @@ pub struct SagaArgs {
 /// Commands about sagas.
 #[derive(Debug, Subcommand)]
 pub enum SagaCommand {
-    /// Check manifests without putting anything in force; needs no server unless --remote asks one
+    /// Check manifests without putting anything in force; needs no server unless --remote is given
     #[command(after_help = validate::AFTER_HELP)]
     Validate(SagaValidateArgs),
     /// Play scenarios of a saga in virtual time, without any server, and everything that can go wrong in them
@@ -73,7 +73,7 @@ pub enum SagaCommand {
     /// Show a definition with its manifest
     #[command(after_help = definitions::DEFINITION_HELP)]
     Definition(SagaDefinitionShowArgs),
-    /// Take a saga out of force: no instance starts on it any more, and those that run go on
+    /// Retire a saga: no new instance starts on it, and running ones continue
     #[command(
         after_help = "Admins may.\n\nExample:\n  mycora saga retire order-fulfilment --expect-version 3"
     )]
@@ -81,7 +81,7 @@ pub enum SagaCommand {
     /// Start an instance
     #[command(after_help = start::START_HELP)]
     Start(SagaStartArgs),
-    /// Give an instance an event, such as an approval
+    /// Send an event to an instance, such as an approval
     #[command(after_help = start::SEND_HELP)]
     Send(SagaSendArgs),
     /// List instances, running and ended ones
@@ -93,24 +93,24 @@ pub enum SagaCommand {
     /// Watch an instance until it has ended, those of a saga, or all; Ctrl-C leaves them running
     #[command(after_help = watch::AFTER_HELP)]
     Watch(SagaWatchArgs),
-    /// Show what an instance was given and what followed, oldest first
+    /// Show the inputs of an instance and what followed from each, oldest first
     #[command(after_help = timeline::AFTER_HELP)]
     Timeline(SagaTimelineArgs),
     /// List timers that are set, the first to fire first
     #[command(after_help = "Example:\n  mycora saga timers order-fulfilment --within 1h")]
     Timers(SagaTimersArgs),
-    /// Say why an instance is where it is
+    /// Explain the state of an instance
     #[command(after_help = "Example:\n  mycora saga explain order-fulfilment order-7")]
     Explain(SagaInstanceArg),
-    /// Draw a saga, with the place of an instance in it
+    /// Draw a saga, with the position of an instance in it
     #[command(after_help = graph::AFTER_HELP)]
     Graph(SagaGraphArgs),
-    /// Keep the inputs of an instance back from now on, until it is resumed
+    /// Pause an instance: hold back its inputs until it is resumed
     #[command(
         after_help = "Admins may. Calls that are under way go on.\n\nExample:\n  mycora saga pause order-fulfilment order-7"
     )]
     Pause(SagaVerbArgs),
-    /// Apply the inputs of a paused instance that were kept back, and those that come
+    /// Resume a paused instance: apply the inputs that were held back, and new ones
     #[command(after_help = "Admins may.\n\nExample:\n  mycora saga resume order-fulfilment order-7")]
     Resume(SagaVerbArgs),
     /// Undo what an instance has done, in reverse
@@ -119,46 +119,46 @@ pub enum SagaCommand {
     /// End an instance where it stands, with nothing undone
     #[command(after_help = verbs::KILL_HELP)]
     Kill(SagaKillArgs),
-    /// Try again what a stuck instance is stuck at
+    /// Retry the step at which an instance is stuck
     #[command(after_help = "Admins may.\n\nExample:\n  mycora saga retry-step order-fulfilment order-7")]
     RetryStep(SagaVerbArgs),
-    /// Leave out what a stuck instance is stuck at, as if it had succeeded
+    /// Skip the step at which an instance is stuck, as if it had succeeded
     #[command(after_help = verbs::SKIP_HELP)]
     SkipStep(SagaSkipStepArgs),
-    /// End a stuck instance as completed, since somebody has seen to what was left
+    /// End a stuck instance as completed, after the rest was done by hand
     #[command(after_help = verbs::COMPLETE_HELP)]
     Complete(SagaCompleteArgs),
-    /// Make an instance one of the definition that is in force, as that says
+    /// Migrate an instance to the definition in force, as that definition says
     #[command(after_help = verbs::MIGRATE_HELP)]
     Migrate(SagaVerbArgs),
-    /// List calls of effects, look into one, and say what became of it
+    /// List calls of effects, show one, and report its outcome
     #[command(subcommand)]
     Effect(SagaEffectCommand),
-    /// List inputs that nothing can be done with, apply them again or remove them
+    /// List inputs that could not be processed, apply them again or remove them
     #[command(subcommand)]
     Letters(SagaDeadLetterCommand),
-    /// List lanes: who owns them, and how far their sources were read
+    /// List lanes: their owners, and how far their sources were read
     #[command(after_help = "Admins may.\n\nExample:\n  mycora saga lanes order-fulfilment")]
     Lanes(SagaLanesArgs),
-    /// Have a lane owned by a certain replica, or by its place again
+    /// Move a lane to a given replica, or back to the one that its place assigns
     #[command(after_help = lanes::MOVE_HELP)]
     MoveLane(SagaMoveLaneArgs),
     /// Process a lane again: compare its journals, or read its sources from a position
     #[command(after_help = replay::AFTER_HELP)]
     Replay(SagaReplayArgs),
-    /// Stop reading everything that comes for a tenant; nothing is lost
+    /// Pause a tenant: stop reading its inputs; nothing is lost
     #[command(after_help = "Admins may.\n\nExample:\n  mycora saga pause-tenant --tenant acme")]
     PauseTenant(SagaTenantArgs),
-    /// Go on with everything that came for a paused tenant
+    /// Resume a paused tenant with everything that came for it
     #[command(after_help = "Admins may.\n\nExample:\n  mycora saga resume-tenant --tenant acme")]
     ResumeTenant(SagaTenantArgs),
-    /// Have the service end what is under way, give up its lanes and end
+    /// Drain the service: it ends work in progress, gives up its lanes and exits
     #[command(after_help = server::DRAIN_HELP)]
     Drain(SagaDrainArgs),
-    /// Read manifests, providers and tenants from the operator's directory again
+    /// Reload manifests, providers and tenants from the operator's directory
     #[command(after_help = server::RELOAD_HELP)]
     Reload(SagaReloadArgs),
-    /// Show what the service is, what it stands on and what is wrong with it
+    /// Show the service's configuration, its backing services and its problems
     #[command(after_help = server::SERVER_HELP)]
     Server(SagaServerArgs),
 }
@@ -197,7 +197,7 @@ pub fn run_alone(args: &SagaArgs, format: OutputFormat) -> Result<u8, CliError> 
 pub async fn run(session: &CliSession, args: SagaArgs) -> Result<u8, CliError> {
     let SagaArgs { tenant, command } = args;
     match command {
-        // The tenant is only what they are told in so many words: without one they are about all.
+        // These commands use only an explicit --tenant: without one they concern all tenants.
         SagaCommand::Drain(args) => return server::drain(session, tenant, args).await,
         SagaCommand::Reload(args) => return server::reload(session, tenant, args).await,
         SagaCommand::Server(args) if args.nats_permissions => {

@@ -16,7 +16,7 @@ pub struct FlowSignalArgs {
     pub id: u32,
     /// The signal: what stands after `signal:` in a job's prerequisites
     pub name: String,
-    /// A text kept with the signal, for people and programs that look; at most 4 KiB
+    /// A text stored with the signal, for people and programs to read; at most 4 KiB
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     pub payload: String,
 }

@@ -18,10 +18,10 @@ use crate::failure::{CliError, error_chain};
 /// With which key jobs are signed, and for how long.
 #[derive(Debug, Clone, Default, Args)]
 pub struct SigningArgs {
-    /// Sign each job with the key in this file, the one that you are registered with: a supervisor that asks for it runs nothing else
+    /// Sign each job with the key in this file, your registered key: a supervisor that requires signatures runs nothing else
     #[arg(long, value_name = "FILE")]
     pub signing_key: Option<PathBuf>,
-    /// How long attempts of a signed job may begin, such as 12h or 90d [default: 30d]
+    /// Time during which attempts of a signed job may begin, such as 12h or 90d [default: 30d]
     #[arg(long, value_name = "TIME", requires = "signing_key", value_parser = holds)]
     pub signature_holds: Option<Duration>,
 }
@@ -55,7 +55,7 @@ impl JobSigner {
         let key = SigningKey::load(path).map_err(|error| CliError::Invalid(error_chain(&error)))?;
         let found = session.clients.get_context(context).await?.context.unwrap_or_default();
         let context_uid = found.uid.parse().map_err(|_| {
-            CliError::Failed(format!("the coordinator gives context {context} a uid that is none"))
+            CliError::Failed(format!("the coordinator returned an invalid uid for context {context}"))
         })?;
         let default = Duration::from_secs(JOB_SIGNATURE_SECS_DEFAULT.into());
         let expires = Timestamp::now() + args.signature_holds.unwrap_or(default);
@@ -76,7 +76,7 @@ impl JobSigner {
 /// Signs every job of a flow, where a key is named.
 ///
 /// # Errors
-/// When the key cannot be read, or the coordinator does not tell what is signed with it.
+/// When the key cannot be read, or the coordinator does not return what has to be signed.
 pub(super) async fn sign(
     session: &CliSession,
     args: &SigningArgs,
@@ -122,8 +122,8 @@ pub(super) async fn for_rerun(
 
 /// The flow as the coordinator will understand it.
 fn understood(file: &FlowFile) -> Result<FlowSpec, CliError> {
-    // Whoever signed what the coordinator says of a job would believe the coordinator, and that is what signatures save from.
-    let unsigned = "what a kept job says stands at the coordinator, and is not signed unread; write the job itself into \
+    // Signing the coordinator's copy of a job would mean trusting the coordinator, which signatures are there to avoid.
+    let unsigned = "a stored job is defined at the coordinator, and no job is signed unread; write the job itself into \
                     the file, or leave --signing-key out";
     if let Some(problems) = file.created_job_problems(unsigned) {
         return Err(CliError::Invalid(problems.to_string()));

@@ -23,7 +23,7 @@ Examples:
   mycora flow submit flow.yaml --signing-key actor-1.ed25519 --signature-holds 12h
 
 Paths in the file are relative to it; with `-`, to the working directory. A flow that is larger than 3 MiB is sent in parts. \
-Signed is what the jobs say: scripts, files, variables as they are written, limits; not when and where they run.";
+Signatures cover what the jobs define (scripts, files, variables as written, limits), not when and where they run.";
 
 /// Arguments of `flow submit`.
 #[derive(Debug, Args)]
@@ -36,7 +36,7 @@ pub struct FlowSubmitArgs {
     /// Watch the flow until it has ended; Ctrl-C leaves it running
     #[arg(long, short)]
     pub watch: bool,
-    /// The number that the flow shall have, refused when it is taken; else the coordinator chooses
+    /// The number of the flow, refused if it is in use [default: the coordinator chooses]
     #[arg(long, value_name = "ID", value_parser = values::id)]
     pub flow_id: Option<u32>,
     /// Key that signs the flow's jobs.

@@ -17,38 +17,38 @@ const WAIT: Duration = Duration::from_secs(1);
 /// Commands about a supervisor: that at `supervisor` below `[addresses]` of the profile, else at its `address`.
 #[derive(Debug, Subcommand)]
 pub enum SupervisorCommand {
-    /// Show whether it takes jobs, and how many wait and run
+    /// Show whether it accepts jobs, and how many wait and run
     #[command(after_help = "Example:\n  mycora supervisor show --address https://node7:7706")]
     Show,
-    /// List its instances, with what keeps their scripts apart
+    /// List its instances, with the isolation of their scripts
     #[command(after_help = "Example:\n  mycora supervisor instances --output json")]
     Instances,
-    /// Empty the machine: take no new jobs, give back those that wait, end the instances when their scripts have
+    /// Drain the machine: accept no new jobs, hand back those that wait, end each instance when its scripts have ended
     #[command(after_help = DRAIN_HELP)]
     Drain(SupervisorDrainArgs),
-    /// Take jobs again after a drain
+    /// Accept jobs again after a drain
     #[command(
-        after_help = "Instances that ended have to be started by whoever runs them. Needs the admin's certificate.\n\n\
+        after_help = "Instances that have ended are not started by this command and must be started separately. Needs the admin's certificate.\n\n\
                       Example:\n  mycora supervisor resume --as admin"
     )]
     Resume,
-    /// Print all that is kept of what an attempt printed, as `mycora attempt logs` does
+    /// Print the kept output of an attempt, as `mycora attempt logs` does
     #[command(after_help = attempt::LOGS_HELP)]
     Logs(AttemptLogsArgs),
-    /// Take one root key of a coordinator for another, without the signature of the old one
+    /// Replace a coordinator's root key by another, without the signature of the old one
     #[command(after_help = SUCCEED_HELP)]
     Succeed(Box<SupervisorSucceedArgs>),
 }
 
 const SUCCEED_HELP: &str = "\
-For a root that is lost or in wrong hands; `mycora pki change-root` makes one that announces itself. Contexts and jobs of OLD are those of NEW from now on, and OLD is refused. Where the policy names OLD among its coordinators it has to name NEW first; `--coordinator OLD` means NEW as well from then on. May be repeated. Needs the admin's certificate.
+For a root key that is lost or compromised; `mycora pki change-root` makes a new one that the old one signs. From now on contexts and jobs of OLD belong to NEW, and OLD is refused. If the supervisor's policy names OLD among its coordinators, add NEW there first; `--coordinator OLD` then accepts NEW as well. May be repeated. Needs the admin's certificate.
 
 Example:
   mycora supervisor succeed 3d4017c3e843895a92b70aa74d1b7ebc9c982ccf2ec4968cc0cd55f12af4660c \\
     fc51cd8e6218a1a38da47ed00230f0580816ed13ba3303ac5deb911548908025 --as admin";
 
 const DRAIN_HELP: &str = "\
-The drain lasts until `mycora supervisor resume`, also over restarts. Instances that have ended are started again by whoever runs them, and then wait for the resume. May be repeated, with another deadline. Needs the admin's certificate.
+The drain lasts until `mycora supervisor resume`, also across restarts. Instances end with it; when their operator starts them again, they wait for the resume. May be repeated with another deadline. Needs the admin's certificate.
 
 Example:
   mycora supervisor drain --deadline 300 --wait --as admin";
@@ -56,7 +56,7 @@ Example:
 /// Arguments of `supervisor drain`.
 #[derive(Debug, Args)]
 pub struct SupervisorDrainArgs {
-    /// End what still runs after this time, and report it as lost [default: as long as each instance was set up for]
+    /// End what still runs after this time, and report it as lost [default: each instance's own limit]
     #[arg(long, value_name = "SECS")]
     pub deadline: Option<u32>,
     /// Return when nothing waits or runs any more
@@ -98,7 +98,7 @@ fn show(session: &CliSession, supervisor: &v1::GetSupervisorResponse) -> Result<
 async fn instances(session: &CliSession) -> Result<(), CliError> {
     let answer = session.clients.list_instances().await?;
     if session.global.output == OutputFormat::Table && answer.instances.is_empty() {
-        output::note("no instance is there; `mycora-runner` starts some");
+        output::note("there are no instances; `mycora-runner` starts some");
         return Ok(());
     }
     output::answer(session.global.output, || json::of(&answer), || summary::instances(&answer.instances))?;
@@ -115,7 +115,7 @@ async fn drain(session: &CliSession, args: &SupervisorDrainArgs) -> Result<(), C
             drained = drained(session) => drained?,
             pressed = tokio::signal::ctrl_c() => return Err(match pressed {
                 Ok(()) => CliError::Interrupted(
-                    "the drain goes on; see how far it is with `mycora supervisor show`".to_owned()
+                    "the drain continues; see its progress with `mycora supervisor show`".to_owned()
                 ),
                 Err(error) => CliError::Failed(format!("cannot wait for signals: {error}")),
             }),
@@ -128,23 +128,21 @@ async fn drain(session: &CliSession, args: &SupervisorDrainArgs) -> Result<(), C
 
 /// Waits until nothing waits or runs.
 async fn drained(session: &CliSession) -> Result<v1::GetSupervisorResponse, CliError> {
-    let mut told = None;
+    let mut last_left = None;
     loop {
         let supervisor = session.clients.get_supervisor().await?;
         if !supervisor.draining {
-            return Err(CliError::Failed(
-                "somebody ended the drain with `mycora supervisor resume`".to_owned(),
-            ));
+            return Err(CliError::Failed("the drain was ended by `mycora supervisor resume`".to_owned()));
         }
         let left = supervisor.queued + supervisor.running;
         if left == 0 {
             return Ok(supervisor);
         }
-        if told != Some(left) && !session.global.quiet {
+        if last_left != Some(left) && !session.global.quiet {
             let count = usize::try_from(left).unwrap_or(usize::MAX);
             output::note(&format!("{} left", labels::count(count, "job is", "jobs are")));
         }
-        told = Some(left);
+        last_left = Some(left);
         tokio::time::sleep(WAIT).await;
     }
 }

@@ -14,7 +14,7 @@ use crate::token::{HOLDS_MAX, TokenSigner};
 
 /// Shown below the options.
 pub const AFTER_HELP: &str = "\
-The token is signed here, with the key that the actor is registered with; nobody is asked. Calls that change actors, contexts or runners take each token once.
+The token is signed locally, with the key that the actor is registered with; no server is called. Calls that change actors, contexts or runners accept each token only once.
 
 Examples:
   grpcurl -cacert ca.pem -H \"$(mycora token --header)\" localhost:7700 list
@@ -29,10 +29,10 @@ pub struct TokenArgs {
     /// The actor who owns that key [default: the profile's `actor`]
     #[arg(long, value_name = "ID", value_parser = values::id)]
     pub actor: Option<u32>,
-    /// How long it counts, at most 300s
+    /// How long it is valid, at most 300s
     #[arg(long, value_name = "TIME", default_value = "300s", value_parser = holds)]
     pub holds: Duration,
-    /// The whole header: `authorization: Bearer …`
+    /// Print the whole header: `authorization: Bearer …`
     #[arg(long)]
     pub header: bool,
 }
@@ -57,7 +57,7 @@ struct TokenDocument {
 /// Prints a token; needs no coordinator.
 ///
 /// # Errors
-/// When there is no key, or nothing says whose it is.
+/// When there is no key, or its actor is not known.
 pub fn run(args: &TokenArgs, global: &GlobalFlags) -> Result<(), CliError> {
     let mut global = global.clone();
     global.token_key = args.signing_key.clone().or(global.token_key);
@@ -67,7 +67,7 @@ pub fn run(args: &TokenArgs, global: &GlobalFlags) -> Result<(), CliError> {
     let token = signer.sign(now, args.holds);
     let text = || if args.header { format!("authorization: Bearer {token}\n") } else { format!("{token}\n") };
     match global.output {
-        // Without a reader nobody has it.
+        // A token that was not read is lost: fail.
         OutputFormat::Table => output::print_or_fail(&text()),
         format => output::answer(format, || document(&signer, &token, now + args.holds), text),
     }

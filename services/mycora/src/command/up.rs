@@ -21,9 +21,9 @@ use crate::output;
 use crate::profile::default_data_dir;
 use crate::up::{self, PORT_DEFAULT, UpError, UpOptions};
 
-/// Said when the end begins, which takes as long as jobs are waited for.
-const ENDING: &str = "ending: nothing new is taken, jobs that run have 10 s to end; flows go on with the next start. \
-                      Ctrl-C again ends at once";
+/// Printed when stopping begins, which lasts as long as jobs are awaited.
+const ENDING: &str = "stopping: no new work is accepted, running jobs have 10 s to end; flows continue after the next \
+                      start. Press Ctrl-C again to stop at once";
 
 /// Arguments of `up`.
 #[derive(Debug, Args)]
@@ -32,7 +32,7 @@ pub struct UpArgs {
     #[arg(long, value_name = "DIR", env = "MYCORA_DATA")]
     pub data: Option<PathBuf>,
     /// Serve clients on this port of 127.0.0.1; /livez, /readyz, /metrics and /info are 100 above it,
-    /// the last two for who shows the token in DIR/ops.token
+    /// the last two for callers with the token in DIR/ops.token
     #[arg(long, value_name = "PORT", default_value_t = PORT_DEFAULT, env = "MYCORA_PORT",
           value_parser = clap::value_parser!(u16).range(1..=65435))]
     pub port: u16,
@@ -43,7 +43,7 @@ pub struct UpArgs {
     /// The mesh, where there is one.
     #[command(flatten)]
     pub mesh: MeshFlags,
-    /// The daemon that leads to other machines.
+    /// Daemon that connects to other machines.
     #[command(flatten)]
     pub mycelium: MyceliumFlags,
     /// Keep everything in this Redis instead of a private one: redis://[user[:password]@]host[:port], unix:///path or
@@ -78,14 +78,14 @@ pub struct UpArgs {
     /// The policy of what jobs may do, by their context: a TOML file. Read again when it changes
     #[arg(long, value_name = "FILE", env = "MYCORA_POLICY")]
     pub policy: Option<PathBuf>,
-    /// Let others push jobs into the work queues, which are run and answered, and let their workers take jobs from them
+    /// Let external programs push jobs into the work queues, to be run and answered, and let their workers take jobs from them
     #[arg(long, env = "MYCORA_OPEN_QUEUES", value_parser = clap::builder::FalseyValueParser::new(), action = clap::ArgAction::SetTrue)]
     pub open_queues: bool,
-    /// Script types that workers of others run from the work queues: their jobs are sent here also while no runner of ours offers
-    /// them, since nobody sees such a worker before it takes a job. Opens the queues
+    /// Script types that external workers run from the work queues: their jobs are sent here even while no runner of ours offers
+    /// them, since such a worker is not visible before it takes a job. Opens the queues
     #[arg(long, env = "MYCORA_OPEN_QUEUES_FOR", value_name = "TYPE", value_delimiter = ',')]
     pub open_queues_for: Vec<ScriptType>,
-    /// Serve the programs of the old world: opens the work queues, and shares those that this file of TOML tables binds, if one is
+    /// Serve legacy programs: opens the work queues, and shares those that this TOML file binds, if one is
     /// named
     #[arg(long, env = "MYCORA_LEGACY", value_name = "FILE", num_args = 0..=1, require_equals = true)]
     pub legacy: Option<Option<PathBuf>>,
@@ -102,7 +102,7 @@ pub struct UpArgs {
     /// --redis-url also `replicated`, as storage says
     #[arg(long, value_name = "LEVEL", env = "MYCORA_DURABILITY", default_value = "fast")]
     pub durability: Durability,
-    /// Allow core files and debuggers, which show keys and secrets to whoever reads them
+    /// Allow core files and debuggers, which can expose keys and secrets
     #[arg(long, env = "MYCORA_ALLOW_CORE")]
     pub allow_core: bool,
     /// How much of something an actor or a context may have, as in context_flows_open_max=1000; may be repeated. `/info`
@@ -112,7 +112,7 @@ pub struct UpArgs {
     /// How often one actor may call.
     #[command(flatten)]
     pub actors: ActorFlags,
-    /// How many MiB of memory the private Redis may use; then changes are refused [default: a quarter of the machine's, at
+    /// How many MiB of memory the private Redis may use; beyond that changes are refused [default: a quarter of the machine's, at
     /// most 4096]
     #[arg(long, env = "MYCORA_REDIS_MEMORY", value_name = "MIB", value_parser = clap::value_parser!(u64).range(16..=1_048_576))]
     pub redis_memory: Option<u64>,

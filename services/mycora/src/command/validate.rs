@@ -1,4 +1,4 @@
-//! `mycora flow validate`, and reading flow files for whoever needs one.
+//! `mycora flow validate`, and reading flow files for other commands.
 
 use clap::Args;
 use flow_file::{FlowFile, FlowFileSource};
@@ -53,7 +53,7 @@ pub(super) fn read(path: &str, env: &[(String, String)]) -> Result<FlowFile, Cli
     Ok(file)
 }
 
-/// Tells what will hardly do what was meant, on standard error.
+/// Warns, on standard error, of settings that probably do not do what was meant.
 pub(super) fn warn(file: &FlowFile) {
     if let Some(warnings) = file.warnings() {
         output::note(&Warnings(&warnings).to_string());

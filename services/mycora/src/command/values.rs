@@ -18,7 +18,7 @@ pub(super) fn id(text: &str) -> Result<u32, String> {
     }
 }
 
-/// Reads the key of a message: `message:<caller>:<id>`, also without its first word.
+/// Reads the key of a message: `message:<caller>:<id>`, also without the `message:` prefix.
 pub(super) fn message_key(text: &str) -> Result<String, String> {
     let pair = text.strip_prefix("message:").unwrap_or(text).split_once(':');
     let numbers = pair.and_then(|(caller, id)| Some((caller.parse::<u32>().ok()?, id.parse::<u32>().ok()?)));
@@ -83,7 +83,7 @@ pub(super) fn uuid(text: &str) -> Result<Uuid, String> {
     text.parse().map_err(|_| "a UUID is needed, such as `uuidgen` prints".to_owned())
 }
 
-/// Reads the text of a file, or of standard input where it is called `-`. `what` it should be is told where it is not.
+/// Reads the text of a file, or of standard input where it is called `-`. Errors name `what` it should be.
 ///
 /// # Errors
 /// When it cannot be read, has more bytes than it may, or is no text.

@@ -21,7 +21,7 @@ const WAITS: ExponentialBackoff =
 pub(super) const PATIENCE_FIRST: Duration = Duration::from_secs(3);
 /// One that did answer may be away for this long: it may be starting again.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// After the flow's end was told the server ends the stream; not waited for longer.
+/// Time for the server to end the stream after it has reported the flow's end.
 const END_WITHIN: Duration = Duration::from_secs(1);
 
 pub(super) async fn run(session: &CliSession, context: u32, id: u32) -> Result<u8, CliError> {
@@ -30,7 +30,7 @@ pub(super) async fn run(session: &CliSession, context: u32, id: u32) -> Result<u
     // How the flow ended is known: a coordinator that is away now is waited for.
     let nodes = session.clients.list_nodes_with_retry(context, id).await?;
     flow::print(session, &flow, &nodes)?;
-    // Last, where whoever watched looks first.
+    // Last, at the bottom of the screen, where a reader looks first.
     failed_jobs::print_failed_jobs(session, &flow).await;
     Ok(exit_code(&flow))
 }
@@ -64,7 +64,7 @@ pub async fn follow(
         result = watcher.until_ended() => result,
         pressed = tokio::signal::ctrl_c() => Err(match pressed {
             Ok(()) => CliError::Interrupted(format!(
-                "flow {id} goes on; watch it again with `mycora flow watch {id} --context {context}`"
+                "flow {id} continues; watch it again with `mycora flow watch {id} --context {context}`"
             )),
             Err(error) => CliError::Failed(format!("cannot wait for signals: {error}")),
         }),
@@ -174,7 +174,7 @@ impl FlowWatchLoop<'_> {
         Ok(())
     }
 
-    /// The next piece; meanwhile tells what has been waiting for too long.
+    /// The next piece; meanwhile reports jobs that have been waiting for too long.
     async fn next(
         &mut self,
         pieces: &mut ApiResponseStream<v1::WatchFlowResponse>,

@@ -13,7 +13,7 @@ use crate::output::summary;
 
 /// Text that ends the help of `flow watch`.
 pub(super) const AFTER_HELP: &str = "\
-With --all it tells each flow of the context that has not ended, then each that changes or is deleted, until it is interrupted. With --output json each answer is a document on a line of its own; --from goes on after one of them.
+With --all it shows each flow of the context that has not ended, then each that changes or is deleted, until it is interrupted. With --output json each answer is a document on a line of its own; --from continues after one of them.
 
 Examples:
   mycora flow watch 3
@@ -31,7 +31,7 @@ pub struct FlowWatchArgs {
     /// With --all, only flows of this actor
     #[arg(long, value_name = "ACTOR", value_parser = values::id, conflicts_with = "id")]
     pub caller: Option<u32>,
-    /// With --all, only flows whose name begins so
+    /// With --all, only flows whose name begins with this
     #[arg(
         long,
         alias = "name-prefix",
@@ -54,7 +54,7 @@ pub struct FlowWatchArgs {
         conflicts_with = "id"
     )]
     pub position: String,
-    /// End when every flow was told as it is now
+    /// End once the present state of every flow was shown
     #[arg(long, conflicts_with_all = ["id", "position"])]
     pub once: bool,
 }

@@ -2,7 +2,7 @@
 //!
 //! The manifest is the one example that this repository has (`libs/workflow/src/manifest/example.yaml`). What it calls is really
 //! called: payments by HTTP, mail by SMTP, a flow, and the gateway of aggregates by gRPC. The servers behind are stand-ins on this
-//! machine, which say so; whatever is printed was looked at in them first.
+//! machine, and identify themselves as such; everything printed was read from them first.
 
 mod aggregates;
 mod external_authority;

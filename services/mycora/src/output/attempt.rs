@@ -1,4 +1,4 @@
-//! Attempts, as their machine tells of them.
+//! Attempts, as their machine reports them.
 
 use proto::convert::time as wire_time;
 use proto::v1;

@@ -10,7 +10,7 @@ pub fn count(number: usize, one: &str, many: &str) -> String {
     format!("{number} {}", if number == 1 { one } else { many })
 }
 
-/// A job's state as people are told it.
+/// A job's state as shown to people.
 #[must_use]
 pub const fn node_state(state: v1::NodeState) -> &'static str {
     match state {
@@ -39,7 +39,7 @@ pub fn job_status(status: &str) -> &str {
     }
 }
 
-/// A flow's status as people are told it, in the words of its jobs.
+/// A flow's status as shown to people, in the words of its jobs.
 #[must_use]
 pub const fn flow_status(status: v1::FlowStatus) -> &'static str {
     match status {
@@ -75,7 +75,7 @@ pub const fn finding(kind: v1::FindingKind) -> &'static str {
     }
 }
 
-/// Said of a node that was closed as cancelled without the supervisor's word.
+/// Note on a node that was closed as cancelled without the supervisor's confirmation.
 pub const UNCONFIRMED: &str = "(unconfirmed: it may still be running)";
 
 /// Why the try before the current one ended, when that is why a node waits.
@@ -85,7 +85,7 @@ pub fn failed_try(reason: &v1::Reason) -> Option<String> {
         Ok(ReasonCode::BackingOff) => {
             // The detail of a back-off is the reason of the try that failed.
             let model::Reason { code, detail } = reason.detail.parse().ok()?;
-            let why = as_told(&v1::Reason { code: code.as_str().to_owned(), detail });
+            let why = described(&v1::Reason { code: code.as_str().to_owned(), detail });
             Some(format!("failed: {why}"))
         }
         Ok(ReasonCode::Returned) if reason.detail.is_empty() => Some("was handed back unstarted".to_owned()),
@@ -98,13 +98,13 @@ pub fn failed_try(reason: &v1::Reason) -> Option<String> {
 pub fn reason(reason: &v1::Reason) -> String {
     match failed_try(reason) {
         Some(failed) => format!("it waits before the next try; the last {failed}"),
-        None => as_told(reason),
+        None => described(reason),
     }
 }
 
-fn as_told(reason: &v1::Reason) -> String {
+fn described(reason: &v1::Reason) -> String {
     let v1::Reason { code, detail } = reason;
-    // Their details are whole sentences that say the same more exactly.
+    // Their details are whole sentences with the same content, more exact.
     let told_by_detail = [ReasonCode::NoLiveRunner, ReasonCode::ExitCode, ReasonCode::ConditionNotMet];
     if code == ReasonCode::Waiting.as_str() && !detail.is_empty() {
         return format!("it waits {detail}");
@@ -121,7 +121,7 @@ const fn code_words(code: ReasonCode) -> &'static str {
         ReasonCode::Waiting => "something outside the flow has to happen first",
         ReasonCode::PrerequisiteImpossible => "what it waits for can never come",
         ReasonCode::WhenFailed => "its `when` cannot be evaluated",
-        ReasonCode::NoLiveRunner => "no live runner of this context takes it",
+        ReasonCode::NoLiveRunner => "no live runner of this context accepts it",
         ReasonCode::BackingOff => "it waits before the next try",
         ReasonCode::ExitCode => "the script ended with an error",
         ReasonCode::Timeout => "the script ran longer than its timeout",
@@ -133,10 +133,10 @@ const fn code_words(code: ReasonCode) -> &'static str {
         ReasonCode::SupervisorLost => "the supervisor that held it vanished",
         ReasonCode::Drained => "the instance that ran it was drained",
         ReasonCode::Quarantined => "it is quarantined; `mycora flow retry` lets it run again",
-        ReasonCode::Stopped => "somebody stopped it at its supervisor",
+        ReasonCode::Stopped => "it was stopped at its supervisor",
         ReasonCode::Undeliverable => "it could not be delivered",
         ReasonCode::Refused => "the supervisor refused it",
-        ReasonCode::Unknown => "nobody knows whether it ran: its supervisor answered what cannot be read",
+        ReasonCode::Unknown => "it is unknown whether it ran: its supervisor's answer cannot be read",
         ReasonCode::Returned => "it was handed back unstarted",
         ReasonCode::RuntimeError => "running the script failed",
         ReasonCode::MissingResult => "a result that it refers to was not given",
@@ -144,10 +144,10 @@ const fn code_words(code: ReasonCode) -> &'static str {
         ReasonCode::InputsTooLarge => "the results it reads are too large",
         ReasonCode::ResultTooLarge => "its result is too large",
         ReasonCode::BlobMissing => "a file that it needs is not there any more",
-        ReasonCode::IsolationUnavailable => "no runner gives the isolation that it demands",
-        ReasonCode::NetworkRefused => "the supervisor's policy gives it no network",
-        ReasonCode::PolicyRefused => "the supervisor's policy does not take it",
-        ReasonCode::SignatureRefused => "the signature of its actor is not taken",
+        ReasonCode::IsolationUnavailable => "no runner offers the isolation that it requires",
+        ReasonCode::NetworkRefused => "the supervisor's policy denies it the network",
+        ReasonCode::PolicyRefused => "the supervisor's policy rejects it",
+        ReasonCode::SignatureRefused => "the signature of its actor is not accepted",
         ReasonCode::OutOfMemory => "it used more memory than it may",
         ReasonCode::QuotaExceeded => "it holds more on the disk than it may",
         ReasonCode::DiskFull => "a disk has no room",

@@ -11,7 +11,7 @@ use super::progress::{FlowProgress, ProgressEvent};
 use super::terminal::drawable;
 use super::{note, time, tree};
 
-/// How often a live tree is drawn anew, so that its times go on.
+/// How often a live tree is redrawn, so that its times advance.
 pub const REDRAW_EVERY: Duration = Duration::from_millis(250);
 /// Changes that come faster than this share one drawing.
 const REDRAW_PAUSE: Duration = Duration::from_millis(40);
@@ -57,7 +57,7 @@ impl ProgressDisplay {
         matches!(self, Self::Live(_))
     }
 
-    /// Tells what happened and how the flow stands now.
+    /// Shows what happened and the present state of the flow.
     pub fn update(&mut self, view: &FlowProgress, now: Instant, news: &[ProgressEvent]) {
         match self {
             Self::Silent => {}
@@ -75,7 +75,7 @@ impl ProgressDisplay {
         }
     }
 
-    /// Tells what has been waiting for too long; a picture shows it by itself.
+    /// Reports jobs that have been waiting for too long; a live tree shows them anyway.
     pub fn explain(&mut self, view: &FlowProgress, now: Instant, lines: &[String]) {
         match self {
             Self::Plain | Self::ProblemsOnly => lines.iter().for_each(|line| note(line)),
@@ -83,7 +83,7 @@ impl ProgressDisplay {
         }
     }
 
-    /// Tells something that is no news of what goes on, above a picture where there is one.
+    /// Prints a note that is no change of the flow, above the live tree if there is one.
     pub fn remark(&self, line: &str) {
         match self {
             Self::Silent => {}

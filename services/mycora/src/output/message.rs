@@ -154,7 +154,7 @@ fn signed(message: &v1::Message) -> &'static str {
     }
 }
 
-/// The coordinator that it came from, and whether only that says who sent it.
+/// The coordinator that it came from, and whether only that coordinator vouches for its sender.
 fn origin(message: &v1::Message) -> String {
     match &message.origin {
         None => "here".to_owned(),
@@ -172,7 +172,7 @@ fn sender(message: &v1::Message) -> String {
     }
 }
 
-/// For whom it is, which a number alone does not tell.
+/// Recipient of the message, which a number alone does not identify.
 fn recipient(message: &v1::Message) -> String {
     let to = &message.to;
     match (to.parse::<u32>(), message.message_type()) {

@@ -8,7 +8,7 @@ use super::{labels, table, time};
 
 /// How much of a script is shown.
 const SCRIPT_LINES_MAX: usize = 20;
-/// How much of a key tells it from others.
+/// Characters of a key that are enough to tell it from others.
 const KEY_CHARS: usize = 12;
 
 /// An actor, and its keys.

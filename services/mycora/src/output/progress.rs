@@ -13,7 +13,7 @@ use super::{labels, time};
 /// A job that waits for this long without starting is explained.
 pub const EXPLAIN_AFTER: Duration = Duration::from_secs(2);
 
-/// Shorter times between two changes say nothing.
+/// Shorter times between two changes mean nothing.
 const RAN_KNOWN_FROM: Duration = Duration::from_millis(10);
 
 /// A flow as its watcher sees it.
@@ -26,7 +26,7 @@ pub struct FlowProgress {
     in_snapshot: bool,
     /// A moment by both clocks.
     clock: Option<(Instant, Timestamp)>,
-    /// When the flow's generation began, as far as it was told.
+    /// When the flow's generation began, as far as known.
     began: Option<Timestamp>,
 }
 
@@ -51,11 +51,11 @@ pub struct NodeProgress {
     started: Option<Timestamp>,
     /// How long it ran, once it has ended.
     pub ran: Option<Duration>,
-    /// The last try whose end was told.
+    /// The last try whose end was reported.
     last_reported_try: u32,
 }
 
-/// Something to tell.
+/// Something to show.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProgressEvent {
     /// One line.
@@ -105,7 +105,7 @@ impl NodeProgress {
             v1::NodeState::Running => self.started = time,
             _ if is_end(state) => {
                 let ran = self.started.zip(time).map(|(start, end)| end.since(start));
-                // A change has the time at which it was recorded, and one record may say both.
+                // A change has the time at which it was recorded, and one record may hold both start and end.
                 self.ran = ran.filter(|ran| *ran >= RAN_KNOWN_FROM);
             }
             _ => (self.started, self.ran) = (None, None),
@@ -133,7 +133,7 @@ impl NodeProgress {
         news
     }
 
-    /// Tries that ended with this step and were not the last; each is told once.
+    /// Tries that ended with this step and were not the last; each is reported once.
     fn ended_tries(&mut self, before: (v1::NodeState, u32)) -> Option<String> {
         let under_way = [v1::NodeState::Ready, v1::NodeState::Dispatched, v1::NodeState::Running];
         if !under_way.contains(&before.0) {
@@ -142,7 +142,7 @@ impl NodeProgress {
             return None;
         }
         let failed = self.reason.as_ref().and_then(labels::failed_try);
-        // The change that says why still has the number of the try that failed.
+        // The change with the reason still has the number of the try that failed.
         let back = self.state == v1::NodeState::Ready && before.0 != v1::NodeState::Ready;
         let ended_now = back && self.attempt == before.1 && failed.is_some();
         let last = if ended_now { self.attempt } else { self.attempt.saturating_sub(1) };
@@ -198,7 +198,7 @@ impl NodeProgress {
         let hint = if self.has_reason(ReasonCode::NoLiveRunner) {
             format!("; `mycora runner list --context {context}` shows what there is")
         } else if self.has_reason(ReasonCode::Waiting) {
-            "; `mycora flow explain` tells more".to_owned()
+            "; `mycora flow explain` shows more".to_owned()
         } else {
             String::new()
         };
@@ -211,7 +211,7 @@ impl NodeProgress {
 }
 
 impl FlowProgress {
-    /// A view that tells since when things are as they are, by a clock that shows `time` at this moment.
+    /// A view that shows for how long each state has lasted, by a clock that shows `time` at this moment.
     #[must_use]
     pub fn at(now: Instant, time: Timestamp) -> Self {
         Self { clock: Some((now, time)), ..Self::default() }
@@ -233,7 +233,7 @@ impl FlowProgress {
         Some(ended.unwrap_or(known + now.duration_since(instant)).since(began))
     }
 
-    /// Takes in one event; gives what there is to tell of it.
+    /// Applies one event; returns what to show of it.
     pub fn apply(&mut self, now: Instant, event: Event) -> Vec<ProgressEvent> {
         match event {
             Event::Flow(flow) => self.apply_flow(flow).into_iter().collect(),
@@ -261,7 +261,7 @@ impl FlowProgress {
         if !is_ended(&flow) && flow.cancel_requested_time.is_some() {
             line.push_str(", being cancelled");
         }
-        // Of one that was run again the record does not say since when: its first job was ready then.
+        // The record of a rerun flow has no start time: the time at which its first job became ready stands in.
         let runs_again = flow.generation > 1;
         if runs_again && self.flow.as_ref().is_none_or(|known| known.generation < flow.generation) {
             self.began = None;
@@ -274,7 +274,7 @@ impl FlowProgress {
 
     fn apply_node(&mut self, now: Instant, node: v1::FlowNode) -> Vec<ProgressEvent> {
         let job_id = node.job_id;
-        // What a generation before left behind is no news: it is kept, or about to begin anew.
+        // Nodes of an earlier generation are no news: their result is kept, or they are about to run again.
         let current = self.flow.as_ref().is_none_or(|flow| node.generation >= flow.generation);
         let ready = node.ready_time.or(node.start_time).map(wire_time::from_wire);
         if current && self.flow.as_ref().is_some_and(|flow| flow.generation > 1) {
@@ -316,7 +316,7 @@ impl FlowProgress {
         }
     }
 
-    /// Lines about jobs that have been ready for too long. Each is told once.
+    /// Lines about jobs that have been ready for too long. Each is shown once.
     pub fn explain(&mut self, now: Instant) -> Vec<String> {
         let (nodes, context) = (&self.nodes, self.context());
         let mut lines = Vec::new();
@@ -330,26 +330,26 @@ impl FlowProgress {
         lines
     }
 
-    /// When [`FlowProgress::explain`] will next have something to say.
+    /// When [`FlowProgress::explain`] will next have something to show.
     #[must_use]
     pub fn explain_at(&self) -> Option<Instant> {
         let waiting = self.unexplained.iter().filter_map(|job_id| self.nodes.get(job_id));
         waiting.filter(|node| node.reason.is_some()).map(|node| node.since + EXPLAIN_AFTER).min()
     }
 
-    /// The flow, once it was told.
+    /// The flow, once known.
     #[must_use]
     pub const fn flow(&self) -> Option<&v1::Flow> {
         self.flow.as_ref()
     }
 
-    /// The context it runs in, once the flow was told.
+    /// The context it runs in, once the flow is known.
     #[must_use]
     pub fn context(&self) -> u32 {
         self.flow.as_ref().map_or(0, |flow| flow.context_id)
     }
 
-    /// The flow when it has ended and everything about it was told.
+    /// The flow when it has ended and everything about it was shown.
     #[must_use]
     pub fn ended(&self) -> Option<&v1::Flow> {
         self.flow.as_ref().filter(|flow| !self.in_snapshot && is_ended(flow))
@@ -485,7 +485,7 @@ mod tests {
         view.apply(start, Event::NodeChange(waits));
         assert_eq!(
             view.explain(start + EXPLAIN_AFTER),
-            ["a: waits for signal:go; `mycora flow explain` tells more"]
+            ["a: waits for signal:go; `mycora flow explain` shows more"]
         );
     }
 
@@ -564,7 +564,7 @@ mod tests {
         assert_eq!(
             view.explain(start + EXPLAIN_AFTER),
             [
-                "a: waits: no live runner of this context takes it; `mycora runner list --context 2` shows what \
+                "a: waits: no live runner of this context accepts it; `mycora runner list --context 2` shows what \
                  there is"
             ]
         );

@@ -8,7 +8,7 @@ use proto::v1;
 
 use super::{labels, summary, table, time};
 
-/// The gateway, and whom it speaks to.
+/// The gateway, and its peers.
 #[must_use]
 pub fn gateway(gateway: &v1::GetGatewayResponse) -> String {
     let v1::GetGatewayResponse {
@@ -58,7 +58,7 @@ pub fn gateway(gateway: &v1::GetGatewayResponse) -> String {
     text
 }
 
-/// Says that a peer answered, and after which time.
+/// Reports that a peer answered, and after which time.
 #[must_use]
 pub fn pong(address: &str, answer: &v1::PingPeerResponse) -> String {
     let took = answer.round_trip.and_then(|length| length.try_into().ok()).unwrap_or_default();
@@ -95,7 +95,7 @@ pub fn runner(runner: &v1::Runner, now: Timestamp) -> String {
     ];
     if runner.envelope() != v1::EnvelopeForm::Plain {
         let key = Some(runner.signing_key.clone()).filter(|key| !key.is_empty());
-        pairs.push(("signs with", key.unwrap_or_else(|| "whichever key it says first".to_owned())));
+        pairs.push(("signs with", key.unwrap_or_else(|| "the first key that it presents".to_owned())));
     }
     if runner.local {
         pairs.push(("place", "this machine".to_owned()));
@@ -118,8 +118,8 @@ pub fn runner_line(runner: &v1::Runner, now: Timestamp) -> String {
     let v1::Runner { id, address, queued, instances, drain_time, draining, .. } = runner;
     let state = match (runner.live, runner.last_seen_time.map(wire_time::from_wire)) {
         (true, _) => "lives".to_owned(),
-        (false, None) => "was never heard".to_owned(),
-        (false, seen) => format!("is dead, heard {}", time::ago(now, seen)),
+        (false, None) => "was never heard from".to_owned(),
+        (false, seen) => format!("is dead, last heard from {}", time::ago(now, seen)),
     };
     let count = labels::count(instances.len(), "instance", "instances");
     let drained = match (drain_time.is_some(), draining) {
@@ -148,7 +148,7 @@ mod tests {
 
         let text = runner(&v1::Runner { id: 3, ..Default::default() }, Timestamp::from_millis(0));
         assert!(text.contains("takes       what its instances offer\n"), "{text}");
-        assert!(text.contains("signs with  whichever key it says first\n"), "{text}");
+        assert!(text.contains("signs with  the first key that it presents\n"), "{text}");
     }
 
     #[test]

@@ -43,7 +43,7 @@ pub fn flow(flow: &v1::Flow, nodes: &[v1::FlowNode], now: Timestamp) -> String {
     text
 }
 
-/// When the flow's generation began. The record does not say it of a rerun: there it is when the first
+/// When the flow's generation began. The record of a rerun does not have it: there it is when the first
 /// node became ready in it, if any did.
 fn began(flow: &v1::Flow, nodes: &[v1::FlowNode]) -> Option<Timestamp> {
     if flow.generation <= 1 {
@@ -187,11 +187,11 @@ pub fn explanation(answer: &v1::ExplainNodeResponse) -> String {
     text
 }
 
-/// Why a node is where it is, how many attempts it has lost, and whether nobody knows that it is.
+/// Reason of a node's state, how many attempts it has lost, and whether its state is unconfirmed.
 fn why(node: &v1::FlowNode) -> String {
     let reason = node.reason.as_ref().map(labels::reason);
     let unconfirmed = node.unconfirmed.then(|| labels::UNCONFIRMED.to_owned());
-    // A reason says it in its own words, with the limit.
+    // A reason already includes the losses, with their limit.
     let lost = reason.is_none().then(|| lost_attempts(node)).flatten();
     reason.into_iter().chain(lost).chain(unconfirmed).collect::<Vec<_>>().join(" ")
 }
@@ -254,7 +254,7 @@ pub fn flow_line(flow: &v1::FlowSummary) -> String {
     format!("{changed} flow {id} {name} of actor {caller_id}: {status}{cancel}{again}\n")
 }
 
-/// Says whether a runner is there to take jobs.
+/// Returns whether a runner is there to take jobs.
 pub(super) const fn live(runner: &v1::Runner) -> &'static str {
     match (runner.live, runner.draining || runner.drain_time.is_some()) {
         (false, _) => "no",

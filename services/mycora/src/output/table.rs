@@ -50,7 +50,7 @@ fn cut(cell: &mut String, most: usize) {
     }
 }
 
-/// Renders a table whose cells are not cut: sentences in the last column, say.
+/// Renders a table whose cells are not cut: for sentences in the last column.
 #[must_use]
 pub fn render_whole(heading: &[&str], rows: &[Vec<String>]) -> String {
     aligned(heading, rows, shown_whole)

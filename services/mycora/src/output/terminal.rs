@@ -1,6 +1,6 @@
 //! The one way to standard output and standard error.
 //!
-//! Scripts, strangers, labels and flow files say what they like. On a terminal, what would steer it or deceive the
+//! Scripts, strangers, labels and flow files are untrusted. On a terminal, text that would control it or deceive the
 //! reader (escape sequences, control characters, marks of direction, characters without width) is shown instead of
 //! obeyed, unless `--raw` was given. Pipes and files get every byte as it came.
 
@@ -273,7 +273,7 @@ mod tests {
             (&b"plain\ttext\n"[..], "plain\ttext\n"),
             (b"\x1b[2J\x1b]0;title\x07", "\\x1b[2J\\x1b]0;title\\x07"),
             (b"\xc2\x9b2J", "\\x9b2J"),
-            // One byte to a terminal that does not speak UTF-8.
+            // One byte to a terminal that does not use UTF-8.
             (b"\x9b2J", "\\x9b2J"),
             (b"a\x08b\x7f", "a\\x08b\\x7f"),
             ("user\u{202e}txt.exe\u{2069}".as_bytes(), "user\\u{202e}txt.exe\\u{2069}"),

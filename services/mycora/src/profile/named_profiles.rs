@@ -1,4 +1,4 @@
-//! Profiles by name in one file: each says what is different from the rest of the file.
+//! Profiles by name in one file: each overrides settings of the rest of the file.
 
 use std::path::Path;
 
@@ -26,7 +26,7 @@ impl Profile {
         }
     }
 
-    /// Certificate, key and actor are one thing: whoever shows another certificate is somebody else.
+    /// Certificate, key and actor belong together: another certificate is another identity.
     fn with(self, named: Self) -> Self {
         let is_somebody = named.cert.is_some() || named.signing_key.is_some() || named.actor != 0;
         let (cert, key) = if named.signing_key.is_some() && named.cert.is_none() {

@@ -9,7 +9,7 @@ use super::paths::as_seen_from;
 /// Which line names the key.
 const KEY: &str = "signing_key";
 
-/// Change that has to be made to a profile by hand.
+/// Change that must be made to a profile by hand.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}{}: write `{wanted}`; {why}", path.display(), line.map(|line| format!(", line {line}")).unwrap_or_default())]
 pub struct ManualProfileEdit {
@@ -23,7 +23,7 @@ pub struct ManualProfileEdit {
 /// Lets the profile in this file name another signing key; of the profile of that name in it, where that has none of its own.
 ///
 /// # Errors
-/// What has to be written there instead, and why it was not.
+/// What to write there instead, and why it was not written.
 pub fn switch_signing_key(path: &Path, name: Option<&str>, key: &Path) -> Result<(), ManualProfileEdit> {
     let wanted = format!("{KEY} = {}", quoted(&as_seen_from(path, key)));
     let by_hand =
@@ -57,7 +57,7 @@ fn says_the_same(old: &str, new: &str) -> bool {
     read(old).is_some_and(|old| read(new) == Some(old))
 }
 
-/// The number of the line, from 1 on, and what it says.
+/// The number of the line, from 1 on, and its text.
 fn line_of(text: &str) -> Option<(usize, &str)> {
     let of_no_table = text.lines().take_while(|line| !line.trim_start().starts_with('['));
     let names_it = |line: &&str| {

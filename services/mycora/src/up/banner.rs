@@ -52,7 +52,7 @@ pub struct Banner {
     /// A command that looks into its private NATS server, where it has one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nats_cli: Option<String>,
-    /// Where it logs, when nobody sees its standard error.
+    /// Log file, if standard error is not visible.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub log: Option<PathBuf>,
     #[serde(skip)]
@@ -89,24 +89,24 @@ impl Banner {
         }
     }
 
-    /// Says that scripts and Redis share a disk, when they do.
+    /// Warns that scripts and Redis share a disk, when they do.
     pub(super) fn with_disk(mut self, shared: Option<&SharedDisk>) -> Self {
         self.disk = shared.iter().flat_map(|shared| [shared.to_string(), shared.way_out()]).collect();
         self
     }
 
-    /// Says how one looks at sagas, and into its NATS server when it has one.
+    /// Shows how to look at sagas, and into the private NATS server if there is one.
     pub(super) fn with_sagas(self, tenant: &str, nats_cli: Option<String>) -> Self {
         Self { sagas: Some(format!("mycora saga list --tenant {tenant}")), nats_cli, ..self }
     }
 
-    /// Says where it logs, and how to end what has no terminal.
+    /// Shows where it logs, and how to stop it when it has no terminal.
     #[must_use]
     pub fn with_log(self, log: PathBuf) -> Self {
         Self { log: Some(log), ..self }
     }
 
-    /// Returns the line that says that the all-in-one serves, and where.
+    /// Returns the line that shows that the all-in-one serves, and where.
     #[must_use]
     pub fn line(&self) -> String {
         format!("mycora is ready on {}, data in {}\n", self.address, self.data.display())

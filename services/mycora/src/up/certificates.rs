@@ -18,7 +18,7 @@ use crate::profile::Profile;
 
 /// Name of the key pair that signs messages to supervisors.
 const SIGNING_NAME: &str = "mycelium-gateway";
-/// A certificate is issued anew when it has less than this left.
+/// A certificate is reissued when it has less than this left.
 const RENEW_BEFORE: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// Where the certificates are.
@@ -58,7 +58,7 @@ pub(super) fn prepare(
         server: self::issue(&pki, Identity::Service(ServiceName::Mycora), served_as, now)?,
         gateway: issue(Identity::Service(ServiceName::MyceliumGateway))?,
         actor: issue(Identity::Actor(ACTOR))?,
-        // For who looks after the suite: actors may not drain machines, nor register actors.
+        // For the operator of the suite: actors may not drain machines, nor register actors.
         admin: issue(Identity::Admin)?,
     })
 }

@@ -18,7 +18,7 @@ use super::directory::DataDir;
 use super::process::ProcessRecord;
 use super::{UpError, UpReporter};
 
-/// How long one may say nothing while it starts. One that reads its data says so, and may take as long as it needs.
+/// How long a child may be silent while it starts. A child that reads its data reports that, and may take as long as it needs.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(5);
@@ -44,13 +44,13 @@ pub(super) struct ChildNames {
 pub(super) enum ChildStartState {
     /// The server answers.
     Ready,
-    /// The server says that it reads its data.
+    /// The server reports that it reads its data.
     Reading,
-    /// The server says nothing.
+    /// The server is silent.
     Silent,
 }
 
-/// A server that is started as often as it has to be.
+/// A server that is restarted as often as necessary.
 pub(super) trait ChildServer: Send + Sync + 'static {
     /// Names of the server and its files.
     const NAMES: ChildNames;
@@ -64,7 +64,7 @@ pub(super) trait ChildServer: Send + Sync + 'static {
     /// When it cannot be started.
     fn spawn(&self) -> Result<Child, UpError>;
 
-    /// Tells it what it reads from its standard input.
+    /// Writes its configuration to its standard input.
     fn instruct(&self, _: &mut Child) -> impl Future<Output = ()> + Send {
         std::future::ready(())
     }
@@ -149,8 +149,8 @@ pub(super) async fn stop_orphan(
     orphan.end(STOP_TIMEOUT).await.map_err(|source| UpError::ChildStart { program, source })
 }
 
-/// A command that runs in the data directory, in a process group of its own, with what it says before it has read where its
-/// log is in that log.
+/// A command that runs in the data directory, in a process group of its own. Output from before it has read the path of its log
+/// goes to that log too.
 pub(super) fn command(program: impl AsRef<std::ffi::OsStr>, dir: &DataDir, log: &str) -> Command {
     let log = std::fs::OpenOptions::new().create(true).append(true).mode(0o600).open(dir.join(log));
     let mut command = Command::new(program);
@@ -164,7 +164,7 @@ pub(super) fn command(program: impl AsRef<std::ffi::OsStr>, dir: &DataDir, log: 
     command
 }
 
-/// A word that nobody guesses.
+/// An unguessable secret.
 pub(super) fn secret() -> Zeroizing<String> {
     Zeroizing::new(Uid::random().to_string())
 }

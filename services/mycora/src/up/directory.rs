@@ -12,7 +12,7 @@ use super::process::ProcessRecord;
 
 /// File that is locked, within the directory.
 const LOCK: &str = "lock";
-/// Says which process has locked it.
+/// Identifies the process that has locked it.
 const OWNER: &str = "up.pid";
 
 /// Owner of a data directory.
@@ -22,8 +22,8 @@ pub(crate) enum DataDirOwner {
     None,
     /// The process that is recorded.
     Process(ProcessRecord),
-    /// A process that cannot be told: it is just starting, it runs where its number is not known here, or it is of a
-    /// version that did not write it down.
+    /// A process that cannot be identified: it is just starting, it runs in another PID namespace, or its version did not
+    /// record its number.
     Unknown,
 }
 
@@ -107,7 +107,7 @@ impl DataDir {
     }
 
     /// A directory in it that only its owner may use. One that others may read is closed; one that they may write is
-    /// refused, since nobody knows what they put there.
+    /// refused, since its content cannot be trusted.
     ///
     /// # Errors
     /// When it cannot be made or closed, or [`UpError::Exposed`].
@@ -150,7 +150,7 @@ impl DataDir {
         let path = self.join(name);
         let fresh = self.join(&format!("{name}.new"));
         let write = || {
-            // Not into one that is there: it would keep its mode, and whoever has it open.
+            // Not into an existing file: it would keep its mode, and processes that have it open could read the secret.
             match std::fs::remove_file(&fresh) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => {}
@@ -216,7 +216,7 @@ mod tests {
         let first = DataDir::open(&path).expect("it is free");
         assert!(matches!(DataDir::open(&path), Err(UpError::DirectoryInUse { .. })));
         assert_eq!(first.read_or_create("key", || "x".into()).expect("it is made"), "x");
-        // Whoever has it is known once it has signed, and nobody else is taken for it.
+        // The owner is known once it has recorded itself, and no other process is taken for it.
         assert!(matches!(owner(&path), Ok(DataDirOwner::Unknown)));
         first.record_owner().expect("written");
         let signed = owner(&path).expect("it is looked at");

@@ -4,7 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-/// Says what is in the way, and the way around it.
+/// Obstacle to a start, and the way around it.
 #[derive(Debug, thiserror::Error)]
 pub enum UpError {
     /// Another process has the directory.
@@ -47,8 +47,8 @@ pub enum UpError {
         /// The port.
         port: u16,
     },
-    /// The system does not tell an address.
-    #[error("the address of a port cannot be found out")]
+    /// The system does not report an address.
+    #[error("the address of a bound port cannot be determined")]
     Address(#[source] io::Error),
     /// Certificates cannot be made or read.
     #[error("the certificates cannot be prepared")]
@@ -101,7 +101,7 @@ pub enum UpError {
         status: String,
         /// The last lines of its log.
         last: String,
-        /// Where it says why.
+        /// Log file with the reason.
         log: PathBuf,
     },
     /// A private server does not answer.
@@ -111,7 +111,7 @@ pub enum UpError {
         program: &'static str,
         /// How long it was waited for.
         secs: u64,
-        /// Where it may say why.
+        /// Log file that may have the reason.
         log: PathBuf,
     },
     /// The Redis that was named cannot be used.
@@ -133,8 +133,8 @@ pub enum UpError {
     },
     /// A private server ended while it was needed, and does not start any more.
     #[error(
-        "{program} ended and could not be started again in {starts} tries; mend what is in its way ({}) and start again to go \
-         on where it was. The last try: {why}",
+        "{program} ended and could not be started again in {starts} tries; fix the cause (its log is {}), then start again to \
+         continue. The last try: {why}",
         log.display()
     )]
     ChildLost {
@@ -186,7 +186,7 @@ pub enum UpError {
     #[error("the first actor, context or runner is missing")]
     Bootstrap(#[from] crate::bootstrap::BootstrapError),
     /// Messages to supervisors cannot be signed.
-    #[error("the keys that sign what is said to supervisors cannot be used")]
+    #[error("the keys that sign messages to supervisors cannot be used")]
     Signing(#[source] envelope::SigningFilesError),
     /// The profile cannot be written.
     #[error("the client profile cannot be written")]

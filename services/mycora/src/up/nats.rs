@@ -1,9 +1,9 @@
 //! The private NATS server of an all-in-one, for sagas.
 //!
 //! It listens on a free port of the loopback interface, lets one user in, whose name and password are new with each start, and
-//! keeps its streams in the data directory. Its configuration is a file that only its owner reads. It speaks TLS with the certificate of
-//! the suite: who takes its port while it is away is told no password. When it ends by itself it is started again on the same port and
-//! data: nothing of ours rests on what it had in memory.
+//! keeps its streams in the data directory. Its configuration is a file that only its owner reads. It speaks TLS with the
+//! certificate of the suite: a process that takes its port while it is away learns no password. When it ends by itself it is
+//! started again on the same port and data: nothing of ours rests on what it had in memory.
 
 mod program;
 
@@ -43,9 +43,9 @@ const NAMES: ChildNames = ChildNames {
 };
 /// Memory for streams that are kept there: those of sagas are on the disk.
 const MEMORY_STORE_BYTES: u64 = 64 * 1024 * 1024;
-/// Time for which whoever connects may take to shake hands; the server's own two seconds are short for a machine that is busy.
+/// Time limit of a client's handshake; the server's own two seconds are short for a busy machine.
 const TLS_TIMEOUT_SECS: u32 = 10;
-/// Tries to start on another port, where somebody took the one that was free.
+/// Tries to start on another port, if another process took the free one meanwhile.
 const PORTS_MAX: u32 = 5;
 /// Time for which one look at it may last.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(2);
@@ -193,7 +193,7 @@ impl child::ChildServer for NatsChild {
     }
 }
 
-/// A port of the loopback interface that nobody has now.
+/// A port of the loopback interface that is free now.
 async fn free_port() -> io::Result<u16> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?.local_addr()?.port())
 }
@@ -251,7 +251,7 @@ mod tests {
             NatsAccess { url, user: "u".to_owned(), password: Zeroizing::new("s3cret".to_owned()), ca };
         let _asks = JetStream::start(access.options("me")).expect("options");
         let (mut stream, _) = listener.accept().await.expect("it comes");
-        // The listener answers like a server that asks for no TLS.
+        // The listener answers like a server that requires no TLS.
         let info = r#"INFO {"server_id":"x","version":"2.9.10","max_payload":1048576,"auth_required":true}"#;
         stream.write_all(format!("{info}\r\n").as_bytes()).await.expect("told");
         let mut told = vec![0; 4096];

@@ -54,7 +54,7 @@ impl ProcessRecord {
         Ok(())
     }
 
-    /// Asks it to end, and waits until it has, for `patience` at most. What is signalled is this process, never a later
+    /// Asks it to end, and waits until it has, for `patience` at most. The signal goes to this process, never to a later
     /// one with its number.
     ///
     /// # Errors

@@ -3,7 +3,7 @@
 //! It listens on a socket in the data directory only. Its configuration, the
 //! passwords included, reaches it through its standard input, so that they
 //! stand neither in arguments nor in the environment. When it ends by itself
-//! it is started again on the same data, and clients connect anew.
+//! it is started again on the same data, and clients reconnect.
 
 mod disk_writer;
 
@@ -181,18 +181,18 @@ impl child::ChildServer for RedisChild {
 
     async fn instruct(&self, child: &mut Child) {
         if let Some(mut stdin) = child.stdin.take() {
-            // One that has ended by now says why in its log.
+            // If it has ended by now, its log has the reason.
             let _ = stdin.write_all(self.configuration.as_bytes()).await;
         }
     }
 
     async fn progress(&self) -> ChildStartState {
-        // The socket is there before the data is read; only an answer says that it was.
+        // The socket exists before the data is read; only an answer proves that it was read.
         if !self.dir.join(SOCKET).exists() {
             return ChildStartState::Silent;
         }
         match kv::Kv::new(self.endpoint.clone()).database(0).ping().await {
-            // A full disk does not hinder it from answering what is asked.
+            // With a full disk it still answers.
             Ok(()) | Err(kv::Error::DiskFull(_)) => ChildStartState::Ready,
             Err(kv::Error::Unreachable { reason, .. }) if reason.contains("LOADING") => {
                 ChildStartState::Reading

@@ -11,7 +11,7 @@ use super::disk::SharedDisk;
 use super::redis::{PrivateRedis, SUPERVISOR_DATABASE};
 use super::{UpError, UpOptions, UpReporter};
 
-/// How many databases a Redis has that does not say.
+/// Number of databases of a Redis that does not report it.
 const DATABASES_DEFAULT: u32 = 16;
 
 /// Where everything is kept.
@@ -19,11 +19,11 @@ const DATABASES_DEFAULT: u32 = 16;
 pub(super) enum RedisBackend {
     /// The private child.
     Private(PrivateRedis),
-    /// A server that somebody else looks after.
+    /// A server that others operate.
     Named(NamedRedis),
 }
 
-/// A server that somebody else looks after. Coordinator, supervisor and runners reach it as the same user.
+/// A server that others operate. Coordinator, supervisor and runners reach it as the same user.
 #[derive(Debug)]
 pub(super) struct NamedRedis {
     endpoint: KvEndpoint,
@@ -93,7 +93,7 @@ impl RedisBackend {
         }
     }
 
-    /// Says what an answered change survives, where Redis cannot know it: we sync the child's files to disk from outside.
+    /// Describes what an answered change survives, where Redis cannot know it: we sync the child's files to disk from outside.
     #[must_use]
     pub(super) fn promise(&self, durability: Durability) -> Option<&'static str> {
         let is_ours = matches!(self, Self::Private(_)) && durability == Durability::Fast;
@@ -102,7 +102,7 @@ impl RedisBackend {
         )
     }
 
-    /// The command that opens a prompt at the server, without its password where that is not ours to tell.
+    /// The command that opens a prompt at the server, without its password where that is not ours to disclose.
     #[must_use]
     pub(super) fn cli_line(&self, dir: &DataDir, database: u32) -> String {
         match self {
@@ -125,7 +125,7 @@ impl RedisBackend {
         }
     }
 
-    /// Returns when the child has ended by itself and cannot be started again. One that somebody else looks after is waited for,
+    /// Returns when the child has ended by itself and cannot be started again. A server that others operate is waited for,
     /// however long it is away. Cancel safe.
     pub(super) async fn wait_until_lost(&mut self) -> UpError {
         match self {

@@ -29,7 +29,7 @@ pub struct SagaOptions {
     pub manifests: Option<PathBuf>,
     /// File that maps tenants to contexts; without it context 1 alone, as the tenant `1`.
     pub tenants: Option<PathBuf>,
-    /// Where secrets of providers are; those in the data directory where nothing is said.
+    /// Where secrets of providers are; absent: in the data directory.
     pub secrets: Option<PathBuf>,
     /// Service that takes commands of aggregates: its URL, and the path of the method.
     pub gateway: Option<(String, http::uri::PathAndQuery)>,
@@ -47,7 +47,7 @@ pub enum NatsOptions {
         /// The program that is named.
         program: Option<PathBuf>,
     },
-    /// A server that somebody else looks after.
+    /// A server that others operate.
     Named {
         /// URL of the server.
         url: String,
@@ -70,7 +70,7 @@ impl SagaOptions {
         }
     }
 
-    /// Reads the operator's manifests and his file of tenants, so that what is wrong with them is said before a server is started.
+    /// Reads the operator's manifests and file of tenants, to report mistakes in them before a server is started.
     ///
     /// # Errors
     /// Everything that is wrong with the files by themselves.
@@ -87,7 +87,7 @@ impl SagaOptions {
     /// Reads whose sagas there are.
     ///
     /// # Errors
-    /// When the file cannot be read, or does not say it.
+    /// When the file cannot be read, or does not have it.
     pub(super) fn tenants(&self) -> Result<TenantRegistry, UpError> {
         let wrong = |why: String| UpError::SagaSettings(why);
         let (name, text) = match &self.tenants {
@@ -101,7 +101,7 @@ impl SagaOptions {
         TenantRegistry::read(&name, &text).map_err(|problems| wrong(problems.to_string()))
     }
 
-    /// A tenant, or what stands for one where the operator's file says which there are.
+    /// The tenant, or a placeholder if the operator's file defines the tenants.
     pub(super) const fn tenant(&self) -> &'static str {
         if self.tenants.is_some() { "TENANT" } else { "1" }
     }
@@ -111,7 +111,7 @@ impl SagaOptions {
 pub(super) enum NatsPlan {
     /// A private child of this program.
     Private(NatsProgram),
-    /// A server that somebody else looks after.
+    /// A server that others operate.
     Named(JetStreamOptions),
 }
 
@@ -135,7 +135,7 @@ impl NatsPlan {
 pub(super) enum NatsBackend {
     /// The private child.
     Private(PrivateNats),
-    /// A server that somebody else looks after.
+    /// A server that others operate.
     Named(JetStreamOptions),
 }
 
@@ -167,7 +167,7 @@ impl NatsBackend {
         }
     }
 
-    /// The way to the child, for programs of others; none where somebody else looks after the server.
+    /// Access to the child, for external programs; `None` for a server that others operate.
     #[must_use]
     pub(super) const fn access(&self) -> Option<&NatsAccess> {
         match self {
@@ -185,7 +185,7 @@ impl NatsBackend {
         }
     }
 
-    /// Returns when the child has ended by itself and cannot be started again. One that somebody else looks after is waited for,
+    /// Returns when the child has ended by itself and cannot be started again. A server that others operate is waited for,
     /// however long it is away. Cancel safe.
     pub(super) async fn wait_until_lost(&mut self) -> UpError {
         match self {

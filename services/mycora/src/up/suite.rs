@@ -36,7 +36,7 @@ use crate::bootstrap::{self, ACTOR};
 
 /// How long the services may take to become ready.
 const READY_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long open calls, and scripts that run, may go on after the end was asked for.
+/// How long open calls, and scripts that run, may go on after the stop was requested.
 const DRAIN_DEADLINE: Duration = Duration::from_secs(10);
 /// How long scripts may go on when Redis is lost: their ends cannot be recorded.
 const JOBS_WITHOUT_REDIS: Duration = Duration::from_secs(5);
@@ -143,14 +143,14 @@ impl Suite {
         self.runner.as_ref().map(runner::RunnerHandle::isolation_support)
     }
 
-    /// Waits until a part has ended by itself. Runners that ended since their machine was drained are started
-    /// anew: whether they get anything to do is the supervisor's business.
+    /// Waits until a part has ended by itself. Runners that ended because their machine was drained are restarted:
+    /// the supervisor decides whether they get jobs.
     pub(super) async fn wait_until_failed(&mut self) -> UpError {
         loop {
             if let Some(error) = self.part_ended().await {
                 return error;
             }
-            tracing::info!("the runners were drained and are started anew");
+            tracing::info!("restarting the runners, which ended because they were drained");
             if let Err(error) = self.start_runner().await {
                 return error;
             }
@@ -257,7 +257,7 @@ impl Suite {
             registry: LocalServer::new("runner-registry"),
             gateway: LocalServer::new("mycelium-gateway"),
         };
-        // Its two nodes are this program: what they say to each other is not signed.
+        // Both of its nodes are in this program, so their messages to each other are not signed.
         let network = MemoryNetwork::within_one_program();
         let policy = MethodPolicy::new(&[
             storage::PUBLIC_POLICY,
@@ -429,8 +429,8 @@ fn dial_scheduler(place: &LocalServer) -> router::DialScheduler {
     Arc::new(move |_| Ok(channel.clone()))
 }
 
-/// Offers a service to the others of this process, and tells them of its own health; whoever comes from outside hears of
-/// all services together.
+/// Offers a service to the others of this process, and reports its own health to them; clients from outside see the
+/// health of all services together.
 fn publish(
     place: &LocalServer,
     readiness: &Readiness,
@@ -438,13 +438,13 @@ fn publish(
     add: impl FnOnce(MountBuilder) -> MountBuilder,
 ) -> Result<(), UpError> {
     let mount = mounted(tables, add)?;
-    // Nothing is lost with it, so that nobody waits for its end.
+    // Nothing is lost with this task, so its end is not awaited.
     tokio::spawn(mount.health().clone().follow(readiness.subscribe()));
     place.publish(&mount);
     Ok(())
 }
 
-/// The mount of a service. The gate has to know which of its methods have one answer, as it does where the service is a process.
+/// The mount of a service. The gate must know which of its methods have one answer, as it does where the service is a process.
 fn mounted(
     tables: &[rpc::PolicyTable<'_>],
     add: impl FnOnce(MountBuilder) -> MountBuilder,
@@ -453,7 +453,7 @@ fn mounted(
     add(Mount::builder(policy)).descriptors(proto::DESCRIPTORS).build().map_err(build_error("a service"))
 }
 
-/// Which addresses are dialed: what whoever starts this names is.
+/// Which addresses are dialed: those that the options name always are.
 fn addresses(options: &UpOptions) -> AddressRules {
     options.addresses.clone().with_addresses(&options.runners)
 }

@@ -43,7 +43,7 @@ fn where_its_redis_cannot_start_again_it_ends_and_says_why() {
     assert!(matches!(said, UpError::ChildLost { program: "redis-server", .. }), "{said}");
     let said = said.to_string();
     assert!(
-        said.contains("start again to go on") && said.contains("Invalid AOF manifest file format"),
+        said.contains("start again to continue") && said.contains("Invalid AOF manifest file format"),
         "{said}"
     );
 }
@@ -130,7 +130,7 @@ fn an_actor_may_write_to_itself_at_once() {
         serde_json::from_slice(&output.stdout).expect("a list")
     };
     assert!(stdout(&asked(&["actor", "show"], 0)).contains("home context  1\n"));
-    // Actors register nobody; what the banner says of the admin does.
+    // Actors may not register others; the admin profile of the banner may.
     let said = running.banner().text();
     let words = said.lines().find_map(|line| line.strip_prefix("as the admin  mycora ")).expect("a line");
     let words: Vec<&str> = words.split(' ').collect();
@@ -169,7 +169,7 @@ fn an_actor_may_write_to_itself_at_once() {
     runtime.block_on(running.stop()).expect("it ends");
 }
 
-/// The first message that one hears who follows.
+/// The first message that a follower receives.
 fn followed(dir: &Path) -> String {
     let mut follows = mycora(dir)
         .env("MYCORA_CONFIG", dir.join("client.toml"))

@@ -40,7 +40,7 @@ fn write(home: &Path, mistakes: &[Mistake]) {
     }
 }
 
-/// Checks that each line of what was told has the place of a problem: its file, its line and its column.
+/// Checks that each reported line has the position of a problem: its file, its line and its column.
 fn all_have_places(told: &str) {
     for line in told.lines() {
         let place = line.split(": ").next().unwrap_or_default();
@@ -52,7 +52,7 @@ fn all_have_places(told: &str) {
     }
 }
 
-/// Checks that a mistake was told, with its file, its line and its column.
+/// Checks that a mistake was reported, with its file, its line and its column.
 fn is_told(told: &str, mistake: &Mistake) {
     let Mistake { name, expected, is_alone, .. } = mistake;
     let of_file: Vec<_> = told.lines().filter(|line| line.starts_with(&format!("{name}:"))).collect();
@@ -77,7 +77,7 @@ fn a_directory_of_them_is_told_at_once_with_every_file() {
     let document: serde_json::Value = serde_json::from_slice(&output.stdout).expect("one document");
     let problems = document["problems"].as_array().expect("problems");
     assert_eq!(problems.len(), told.lines().count());
-    // What shows only beside other files is told when it is looked at without the others.
+    // A mistake that depends on other files is reported when the file is checked without them.
     let together: Vec<_> = mistakes.iter().filter(|mistake| !mistake.is_alone).collect();
     assert!(!together.is_empty());
     for Mistake { name, expected, .. } in together {

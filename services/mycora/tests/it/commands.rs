@@ -286,7 +286,7 @@ fn ctrl_c_ends_a_log_and_says_how_to_read_on() {
     assert_eq!(text, "one\ntwo\n");
     assert_eq!(
         said,
-        "flow 7 goes on; read on with `mycora flow logs 7 a --attempt 1 --offset 8 -f --context 1`\n"
+        "flow 7 continues; read on with `mycora flow logs 7 a --attempt 1 --offset 8 -f --context 1`\n"
     );
     let (text, _) = interrupted(&place, &["flow", "logs", "7", "-f", "--output", "json"], "d28K");
     let offsets: Vec<_> = text
@@ -315,7 +315,7 @@ fn a_job_shows_its_log_and_result_and_ends_as_it_did() {
 
     let output = place.asked(&[&job("slow")[..], &["--wait", "1"]].concat(), 1);
     assert!(
-        stderr(&output).contains("flow 10 goes on after 1 s; see `mycora flow watch 10"),
+        stderr(&output).contains("flow 10 has not ended after 1 s; see `mycora flow watch 10"),
         "{}",
         stderr(&output)
     );
@@ -333,7 +333,7 @@ fn a_job_shows_its_log_and_result_and_ends_as_it_did() {
 #[test]
 fn a_context_is_removed_when_it_is_meant() {
     let place = CommandFixture::new(CoordinatorScript::Wait);
-    assert!(stderr(&place.asked(&["context", "delete", "3"], 2)).contains("say so with --yes"));
+    assert!(stderr(&place.asked(&["context", "delete", "3"], 2)).contains("confirm with --yes"));
     assert!(place.calls().is_empty());
     let output = place.asked(&["context", "delete", "3", "--yes"], 0);
     assert_eq!(stdout(&output), "context 3 is deleted\n");

@@ -34,7 +34,7 @@ pub(crate) const ACTOR_KEY: &str = "actor-1.ed25519";
 
 type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
-/// How the script goes on after the first changes.
+/// How the script continues after the first changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CoordinatorScript {
     /// The stream breaks once, and the flow finishes when it is resumed.

@@ -29,7 +29,7 @@ impl DetachedFixture {
         self.dir.path().join(".mycora")
     }
 
-    /// The program, with the search path of whoever runs the tests.
+    /// The program, with the search path of the test run.
     pub(crate) fn mycora(&self, arguments: &[&str]) -> Output {
         let mut command = Command::new(env!("CARGO_BIN_EXE_mycora"));
         self.settle(&mut command).args(arguments).output().expect("it starts")
@@ -56,7 +56,7 @@ impl Drop for DetachedFixture {
     }
 }
 
-/// Checks how something ended, and gives what it said on standard output.
+/// Checks how something ended, and returns its standard output.
 fn ended(output: &Output, code: i32) -> String {
     assert_eq!(output.status.code(), Some(code), "{}\n{}", stdout(output), stderr(output));
     stdout(output)
@@ -93,7 +93,7 @@ fn a_detached_suite_runs_until_it_is_ended() {
     assert_eq!(document(place.mycora(&down))["ended"], false);
     assert_eq!(ended(&place.mycora(&down[..3]), 0), "nothing runs on .mycora\n");
     let log = std::fs::read_to_string(data.join("up.log")).expect("a log");
-    assert!(log.contains("ending: nothing new is taken"), "{log}");
+    assert!(log.contains("stopping: no new work is accepted"), "{log}");
 }
 
 #[test]

@@ -180,7 +180,7 @@ fn the_nodes_of_a_cluster_are_asked() {
     let (level_of, durability) = found(&document, &format!("{node} durability"));
     assert!(level_of == "fail" && durability.contains("needs an append-only file"), "{durability}");
 
-    // The last is nobody's primary.
+    // The last node is a replica: its loss is only a warning.
     let last = cluster.nodes().len() - 1;
     let away = format!("redis 127.0.0.1:{}", cluster.nodes()[last].port());
     cluster.kill9(last);
@@ -196,7 +196,7 @@ fn sentinels_are_asked_for_the_master() {
     let (level_of, master) = found(&document, "redis master");
     let port = sentinels.servers()[sentinels.master()].port();
     assert!(level_of == "ok" && master.ends_with(&format!(":{port}")), "{master}");
-    // It is given, and what the end of this Redis costs is said.
+    // The durability is met, and the cost of losing this Redis is reported.
     let (level_of, durability) = found(&document, "redis durability");
     assert!(level_of == "warn" && durability.contains("`fast` keeps what Redis keeps"), "{durability}");
     assert_eq!(level(&document, "redis databases"), "ok");

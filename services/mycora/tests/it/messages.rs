@@ -107,7 +107,7 @@ fn a_signature_fits_what_is_sent() {
     // We are actor 1, and may know our own key.
     send("1", 0);
     let said = stderr(&send("2", 2));
-    assert!(said.contains("does not tell that of actor 2") && said.contains("KEY@ADDRESS"), "{said}");
+    assert!(said.contains("does not disclose that of actor 2") && said.contains("KEY@ADDRESS"), "{said}");
     let said = stderr(&place.asked(&["message", "send", "--to", &to, "x", "--signing-key", "good.yaml"], 2));
     assert!(said.contains("good.yaml holds no Ed25519 private key"), "{said}");
 

@@ -42,7 +42,7 @@ fn actors_are_listed_given_other_keys_and_removed() {
     place.asked(&["actor", "rotate-key", "1", "--pubkey", &key, "--overlap", "1h"], 0);
     place.asked(&["actor", "rotate-key", "1", "--pubkey", &key, "--revoke-certificates"], 0);
     let said = stderr(&place.asked(&["actor", "delete", "5"], 2));
-    assert!(said.contains("say so with --yes"), "{said}");
+    assert!(said.contains("confirm with --yes"), "{said}");
     assert_eq!(stdout(&place.asked(&["actor", "delete", "5", "--yes"], 0)), "actor 5 is deleted\n");
     let key = &key[..8];
     assert_eq!(

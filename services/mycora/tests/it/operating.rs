@@ -76,7 +76,10 @@ fn a_flow_file_names_a_job_that_is_kept() {
     assert!(watched.contains("b.ran") && watched.contains("kept"), "{watched}");
     let signed = ["flow", "submit", "f.yaml", "--signing-key", "actor-1.ed25519"];
     let refused = stderr(&machine.said(&signed, 2));
-    assert!(refused.contains("f.yaml:3:21: jobs.a.created_job: what a kept job says"), "{refused}");
+    assert!(
+        refused.contains("f.yaml:3:21: jobs.a.created_job: a stored job is defined at the coordinator"),
+        "{refused}"
+    );
     file(999);
     let refused = stderr(&machine.said(&["flow", "submit", "f.yaml"], 1));
     assert!(refused.contains("job 1:999"), "{refused}");
@@ -163,7 +166,7 @@ fn another_key_is_given_and_the_profile_follows() {
     assert!(!machine.path("next.ed25519.rotation").exists());
     shown(0);
 
-    // One that was not taken yet is asked for again, with the key that is there.
+    // A key that was not accepted yet is sent again, from the file that is there.
     let third = SigningKey::generate();
     third.write(&machine.path("third.ed25519")).expect("written");
     let (was, key) = (begun["request_id"].clone(), third.verifying_key().to_string());
@@ -177,7 +180,7 @@ fn another_key_is_given_and_the_profile_follows() {
     });
     std::fs::write(machine.path("third.ed25519.rotation"), begun.to_string()).expect("written");
     let rotate = ["actor", "rotate-key", "1", "--new-key", "third.ed25519"];
-    assert!(stderr(&machine.said(&rotate, 2)).contains("it asked for something else"));
+    assert!(stderr(&machine.said(&rotate, 2)).contains("its arguments differ from these"));
     machine.said(&[&rotate[..], &["--overlap", "60s"]].concat(), 0);
     let written = Profile::load(&profile).expect("a profile");
     assert_eq!(written.signing_key, Some(machine.path("third.ed25519")));

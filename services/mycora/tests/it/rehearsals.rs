@@ -153,7 +153,7 @@ fn a_difference_is_named_with_its_row() {
     let home = home();
     let row = |said: &str| format!("order-fulfilment/o-2: revision {said}");
     for (from, to, code, expected) in [
-        // A hash, what an input said, what followed, when.
+        // A hash, the content of an input, what followed, when.
         ("\"chainHash\": \"fd92", "\"chainHash\": \"fd93", 1, row("5 differs: the instance behind it")),
         (
             "\\\"amount_cents\\\":4200,\\\"email",
@@ -222,14 +222,14 @@ fn commands_of_the_page_are_understood() {
     };
     // What stands between marks, outside blocks of code.
     let text: String = page.split("```").step_by(2).collect();
-    // The group alone is no command, it shows its help.
+    // The group alone is no command: it shows its help.
     let is_command = |code: &&str| code.starts_with("mycora ") && *code != "mycora saga";
     let lines: Vec<_> = text.split('`').skip(1).step_by(2).filter(is_command).collect();
     assert!(lines.len() > 14, "{lines:?}");
     for line in lines {
         let words = line.split_whitespace().map(value);
         let read = mycora_cli::cli::command().try_get_matches_from(words);
-        // Help is told on standard output, and is no mistake.
+        // Help goes to standard output, and is no mistake.
         let mistake = read.err().filter(clap::Error::use_stderr);
         assert!(mistake.is_none(), "{line}: {}", mistake.map(|error| error.to_string()).unwrap_or_default());
     }

@@ -5,7 +5,7 @@ use serde_json::Value;
 use crate::detached::DetachedFixture;
 use crate::{stderr, stdout};
 
-/// A saga that orders nothing: somebody approves, or time is over.
+/// A saga that orders nothing: a caller approves it, or it times out.
 pub(crate) const APPROVAL: &str = "\
 kind: Saga
 name: approval
@@ -22,7 +22,7 @@ steps:
       TooLate: { end: failed }
 ";
 
-/// A suite with sagas, and whoever asks there with nothing but its profile.
+/// A suite with sagas, and a caller with nothing but its profile.
 pub(crate) struct SagaSuiteFixture(pub(crate) DetachedFixture);
 
 impl SagaSuiteFixture {

@@ -68,7 +68,7 @@ fn the_tenant_is_the_context_unless_something_else_says_it() {
     place.asked(&["saga", "explain", "order", "o-1", "--tenant", "acme"], 0);
     let asked = calls(&place, "explain_saga");
     assert!(asked[1].contains("tenant_id: \"7\"") && asked[2].contains("tenant_id: \"acme\""), "{asked:?}");
-    // Whoever names one is not asked whether there are any.
+    // With an explicit tenant the server is not asked whether it has any.
     assert_eq!(calls(&place, "list_saga_definitions").len(), 2);
     let refused = place.asked(&["saga", "list", "--tenant", "a.b"], 2);
     assert!(stderr(&refused).contains("the tenant is made of"), "{}", stderr(&refused));
@@ -101,13 +101,13 @@ fn a_start_tells_what_followed_and_can_be_repeated() {
     let asked = calls(&place, "start_saga");
     assert!(asked[1].contains(r#"data_json: "{\"a\": 1.50}""#), "{asked:?}");
 
-    // An answer that was lost is asked for again, under the same id.
+    // A lost answer is requested again, under the same id.
     place.asked(&["saga", "start", "order", "lost"], 0);
     let ids = place.coordinator.asked(|asked| asked.request_ids.clone());
     assert_eq!(ids.len(), 4);
     assert_eq!(ids[2], ids[3]);
 
-    // One deadline is the end, and the way out is told.
+    // One exceeded deadline ends the call, and the hint is shown.
     let late = stderr(&place.asked(&start("late"), 3));
     assert!(late.contains("does not answer") && late.contains(&format!("--request-id {REQUEST} ")), "{late}");
     assert!(late.contains("`mycora saga lanes`") && !late.contains("mycora up"), "{late}");
@@ -132,7 +132,7 @@ fn verbs_carry_what_is_asked_of_them() {
     let place = CommandFixture::new(CoordinatorScript::Wait);
     let kill = ["saga", "kill", "order", "o-1", "--reason", "over"];
     let said = stderr(&place.asked(&kill, 2));
-    assert!(said.contains("say so with --yes, or look with --dry-run"), "{said}");
+    assert!(said.contains("confirm with --yes, or look with --dry-run"), "{said}");
     assert_eq!(calls(&place, "kill_saga").len(), 0);
     let said = stdout(&place.asked(&[&kill[..], &["--dry-run", "--expect-revision", "4"]].concat(), 0));
     assert!(said.contains("dry run      nothing was changed"), "{said}");
@@ -236,7 +236,7 @@ fn what_became_of_a_call_is_said_by_whoever_knows() {
     std::fs::set_permissions(&token, Permissions::from_mode(0o600)).expect("it is ours");
     let complete = ["saga", "effect", "complete", COMMAND, "--token-file", "token"];
     let refused = stderr(&place.asked(&[&complete[..], &["--failed", "refused"]].concat(), 3));
-    assert_eq!(refused, "not its token\nthe token is the one that came with this call, and with no other\n");
+    assert_eq!(refused, "not its token\nuse the token that was issued for this call; no other is accepted\n");
     let asked = calls(&place, "complete_effect");
     assert!(asked[0].contains("token: \"secret-1\"") && asked[0].contains("code: \"refused\""), "{asked:?}");
     assert!(stderr(&place.asked(&complete, 2)).contains("--succeeded"));
@@ -262,7 +262,7 @@ fn letters_are_redriven_and_purged_by_name() {
     let said = stderr(&place.asked(&["saga", "letters", "redrive", "a", "b", "--data", "1"], 2));
     assert_eq!(said, "other data can be given to one letter at a time\n");
     let said = stderr(&place.asked(&["saga", "letters", "purge", "a"], 2));
-    assert!(said.contains("say so with --yes"), "{said}");
+    assert!(said.contains("confirm with --yes"), "{said}");
     let said = stdout(&place.asked(&["saga", "letters", "purge", "a", "--yes"], 0));
     assert!(said.starts_with("1 letter is removed, with 2 inputs behind"), "{said}");
 }
@@ -310,7 +310,7 @@ fn the_service_is_drained_as_a_whole_unless_a_tenant_is_named() {
     assert_eq!(said, "a.yaml: cannot be read\n");
     assert_eq!(place.document(&["saga", "reload", "--dry-run"], 2)["problems"][0]["file"], "a.yaml");
     assert!(stdout(&place.asked(&["saga", "reload"], 0)).starts_with("everything is as it was\n"));
-    // A reload that is refused tells everything that is wrong, as a dry run does.
+    // A refused reload reports all problems, as a dry run does.
     assert_eq!(
         stderr(&place.asked(&["saga", "reload", "--tenant", "broken"], 2)),
         "a.yaml: cannot be read\n"

@@ -57,7 +57,7 @@ fn a_job_that_waits_is_explained_and_ctrl_c_leaves_the_flow_running() {
     let rest: Vec<_> = lines.map_while(Result::ok).collect();
     let output = child.wait_with_output().expect("it ends");
     assert_eq!(output.status.code(), Some(130));
-    assert_eq!(rest, ["flow 5 goes on; watch it again with `mycora flow watch 5 --context 1`"]);
+    assert_eq!(rest, ["flow 5 continues; watch it again with `mycora flow watch 5 --context 1`"]);
     assert!(output.stdout.is_empty(), "{}", stdout(&output));
 }
 

@@ -21,7 +21,7 @@ pub(super) struct ResumableInbox {
 }
 
 impl ResumableInbox {
-    /// Nothing of it was read yet.
+    /// Creates a reader that starts with a new stream.
     pub(super) fn new(store: MessageBoxServiceClient<rpc::Channel>, request: WatchInboxRequest) -> Self {
         Self { store, request, handed_out: DeliveredMessages::default() }
     }
@@ -43,7 +43,7 @@ impl Resumable for ResumableInbox {
     }
 }
 
-/// A message, and when it was made: a store that went back gives numbers again.
+/// A message's number and creation time: a store that rolled back issues numbers a second time.
 type InboxMessageKey = (u32, i64, i32);
 
 /// Messages that were handed out, as many as an inbox can hold.
@@ -51,12 +51,12 @@ type InboxMessageKey = (u32, i64, i32);
 struct DeliveredMessages {
     /// Oldest first.
     known: VecDeque<InboxMessageKey>,
-    /// Messages that the present stream may bring once more.
+    /// Messages that the current stream may bring a second time.
     again: HashSet<InboxMessageKey>,
 }
 
 impl DeliveredMessages {
-    /// Another stream begins, with all that was not acknowledged.
+    /// Begins another stream, which brings every unacknowledged message again.
     fn begin_again(&mut self) {
         self.again = self.known.iter().copied().collect();
     }
@@ -102,7 +102,7 @@ mod tests {
         assert_eq!(passed(&mut handed_out, &[(3, 30)]), [3]);
         for _ in 0..2 {
             handed_out.begin_again();
-            // The second was acknowledged; the store went back behind the third, and gave its number to another.
+            // The second message was acknowledged; the store lost the third, and issued its number again.
             assert_eq!(passed(&mut handed_out, &[(1, 10)]), [0; 0]);
         }
         assert_eq!(passed(&mut handed_out, &[(3, 31), (4, 40)]), [3, 4]);

@@ -73,7 +73,7 @@ async fn letters_go_out_until_they_arrive_or_are_refused() {
     let broken = Kind::Letter(wire::HeldLetter { letter_json: "{}".into(), addresses: Vec::new() });
     storage.says(whole(4, &broken)).await;
     let Some(ToStorage::Settle(settle)) = storage.hears().await.frame else { panic!("settled") };
-    assert!(settle.settlements[0].error.starts_with("it is no letter"), "{settle:?}");
+    assert!(settle.settlements[0].error.starts_with("the direct message cannot be read"), "{settle:?}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,7 +1,7 @@
 //! Watching the runners of a context: a snapshot, then each change.
 //!
-//! Storage tells which records change, and where to resume; the view tells who lives. The records are followed first
-//! and read after that, so nothing falls between. What a watcher was told already is not told again.
+//! Storage reports which records change, and where to resume; the view reports which supervisors are alive. The watch
+//! subscribes to changes before it reads the records, so no change is missed. It sends a runner only if its view changed.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -42,7 +42,7 @@ pub(crate) struct RunnerWatchScope {
 /// Begins a watch, with a snapshot or at a position, and keeps it until the receiver is dropped or `stop`.
 ///
 /// # Errors
-/// As storage's when the actor may not read, or the position is gone.
+/// Storage's error when the actor may not read, or the position is gone.
 pub(crate) async fn begin(
     hub: RunnerHub,
     mut store: RunnerStoreClient,
@@ -61,13 +61,20 @@ pub(crate) async fn begin(
     let read = read_all(&mut store, watched).await?;
     let (out, answers) = mpsc::channel(CHANNEL);
     let position = followed.source().request.position.clone();
-    let watch =
-        RunnerWatch { hub, context, changes, out, records: HashMap::new(), told: HashMap::new(), position };
+    let watch = RunnerWatch {
+        hub,
+        context,
+        changes,
+        out,
+        records: HashMap::new(),
+        sent_views: HashMap::new(),
+        position,
+    };
     tokio::spawn(watch.run(read, followed, resumed, stop));
     Ok(answers)
 }
 
-/// Where storage is asked which records change, and for changes behind which position.
+/// Source of record changes in storage, with the position to resume after.
 struct RunnerRecordSource {
     store: RunnerStoreClient,
     request: FollowRunnersRequest,
@@ -78,7 +85,7 @@ impl Resumable for RunnerRecordSource {
 
     async fn open(&mut self) -> Result<BoxStream<FollowRunnersResponse>, Status> {
         let mut followed = self.store.follow_runners(self.request.clone()).await?.into_inner();
-        // The first one says where it begins.
+        // The first answer carries the position at which the stream begins.
         self.request.position = rpc::first_answer(&mut followed).await?.position;
         Ok(Box::pin(followed))
     }
@@ -114,11 +121,11 @@ struct RunnerWatch {
     context: ContextId,
     changes: RunnerSubscription,
     out: mpsc::Sender<Result<WatchRunnersResponse, Status>>,
-    /// The records, as storage told them last.
+    /// The records, as storage last sent them.
     records: HashMap<RunnerId, Runner>,
-    /// Views that the watcher was last told.
-    told: HashMap<RunnerId, RunnerView>,
-    /// Where the watcher can go on after what it was sent.
+    /// Views that were last sent to the watcher.
+    sent_views: HashMap<RunnerId, RunnerView>,
+    /// Position from which the watcher can resume after the last answer.
     position: String,
 }
 
@@ -149,7 +156,7 @@ impl RunnerWatch {
             () = stop.cancelled() => Err(Status::from(draining()).into()),
         };
         if let Err(RunnerWatchEnd::Failed(status)) = ended {
-            // There is room: no answer takes the last place. A watcher that has gone does not need the reason.
+            // There is room: `send` always leaves one place free. A watcher that is gone does not need the reason.
             let _ = self.out.try_send(Err(*status));
         }
     }
@@ -183,42 +190,42 @@ impl RunnerWatch {
         }
     }
 
-    /// Takes up what storage tells of a record.
+    /// Applies a record that storage has sent.
     async fn record(&mut self, record: v1::Runner, position: String) -> Result<(), RunnerWatchEnd> {
         let id = RunnerId(record.id);
         if record.address.is_empty() || record.delete_time.is_some() {
             self.records.remove(&id);
-            self.told.remove(&id);
+            self.sent_views.remove(&id);
             return self.send(Event::Removed(RemovedRunner { runner_id: id.0 }), position).await;
         }
         let record =
             convert::runner::from_wire(record).map_err(|error| Status::from(Error::internal(error)))?;
         self.records.insert(id, record.runner);
-        self.tell(id, position).await
+        self.send_view(id, position).await
     }
 
-    /// Takes up who lives and who does not. Which records there are, storage says.
+    /// Applies changes of liveness. Only storage decides which records exist.
     async fn liveness(&mut self, part: RunnerViewBatch) -> Result<(), RunnerWatchEnd> {
         for (_, view) in part.runners {
-            self.tell(view.runner.id, self.position.clone()).await?;
+            self.send_view(view.runner.id, self.position.clone()).await?;
         }
         Ok(())
     }
 
-    /// Tells a runner as it is now, unless that was told. That it was heard again is nothing to tell.
-    async fn tell(&mut self, id: RunnerId, position: String) -> Result<(), RunnerWatchEnd> {
+    /// Sends a runner's current view unless the watcher has it. A new last-seen time alone is no change.
+    async fn send_view(&mut self, id: RunnerId, position: String) -> Result<(), RunnerWatchEnd> {
         let Some(record) = self.records.get(&id) else { return Ok(()) };
         let view = self.hub.describe(record.clone());
         let seen = RunnerView { last_seen: None, ..view.clone() };
-        if self.told.get(&id) == Some(&seen) {
+        if self.sent_views.get(&id) == Some(&seen) {
             return Ok(());
         }
-        self.told.insert(id, seen);
+        self.sent_views.insert(id, seen);
         self.send(Event::Runner(convert::runner::to_wire(&view)), position).await
     }
 
     async fn send(&self, event: Event, resume_position: String) -> Result<(), RunnerWatchEnd> {
-        // One place stays free, for the reason of an end.
+        // One place stays free for the error that ends the stream.
         let Ok(places) = tokio::time::timeout(PATIENCE, self.out.reserve_many(2)).await else {
             return Err(too_slow(self.context, &self.position).into());
         };
@@ -233,11 +240,11 @@ pub(super) fn draining() -> Error {
     Error::unavailable(RpcReason::Draining, "the registry is ending; resume elsewhere")
 }
 
-/// RESOURCE_EXHAUSTED, with where to go on.
+/// RESOURCE_EXHAUSTED, with the position to resume from.
 fn too_slow(context: ContextId, resume_position: &str) -> Status {
-    tracing::info!(%context, "a watcher of runners does not read");
+    tracing::info!(%context, "a watcher of runners does not read its answers; its stream is ended");
     let message = format!(
-        "{WATCH_BUFFER} answers were not read for {} s; resume from the last one that was",
+        "{WATCH_BUFFER} answers were not read for {} s; resume after the last answer that was read",
         PATIENCE.as_secs()
     );
     Error::new(ErrorKind::ResourceExhausted, RpcReason::SlowConsumer, message)

@@ -244,7 +244,7 @@ async fn an_attempt_that_the_store_forgot_is_not_run_twice_under_one_number() {
     let outcome = bench.end_of(key).await;
     let reason = outcome.end.reason.as_ref().map(|reason| reason.code);
     assert_eq!((outcome.end.outcome, reason), (Kind::Lost, Some(ReasonCode::SupervisorLost)), "{outcome:?}");
-    assert!(outcome.reason().contains("the store of its supervisor went back"), "{outcome:?}");
+    assert!(outcome.reason().contains("the store of its supervisor rolled back"), "{outcome:?}");
     assert_eq!(witness.spans().len(), 1, "it ran once");
 }
 

@@ -1,4 +1,4 @@
-//! Ways to the outside world, built of their definitions.
+//! Providers, built from their definitions.
 
 use std::sync::Arc;
 
@@ -13,18 +13,18 @@ use crate::providers::http::HttpProvider;
 use crate::providers::smtp::SmtpProvider;
 use crate::secrets::Secrets;
 
-/// A way to the outside world as it was built.
+/// A provider as it was built.
 #[derive(Clone)]
 pub(super) struct BuiltProvider {
     /// Hash of the document that describes it.
     pub(super) hash: BlobHash,
-    /// Flow files of its effects, as they were then.
+    /// Flow files of its effects, as of that time.
     files: FlowFiles,
     pub(super) provider: Arc<dyn CallProvider>,
 }
 
 impl App {
-    /// Where secrets are read.
+    /// Returns the source of secrets.
     pub(super) fn secrets(&self) -> Secrets {
         match &self.config.secrets {
             Some(directory) => Secrets::in_directory(directory),
@@ -32,8 +32,8 @@ impl App {
         }
     }
 
-    /// Builds the way to the outside world that a provider describes; gives why it cannot be used. One that is described as before
-    /// stays as it is: to replace it takes its lanes anew, and calls that are under way may be cut.
+    /// Builds a provider from its definition; returns why it cannot be used. An unchanged provider is kept: replacing it would restart
+    /// its lanes, and might cut off calls under way.
     pub(super) fn build(
         &self,
         (definition, hash): (&Definition, BlobHash),

@@ -1,4 +1,4 @@
-//! The operator's files, read again: manifests, providers and tenants come in force together, or nothing does.
+//! Reload of the operator's files: manifests, providers and tenants come into force together, or not at all.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, PoisonError};
@@ -21,7 +21,7 @@ use crate::tenants::{Tenant, TenantRegistry};
 /// Providers as they were built.
 pub(super) type BuiltProviders = BTreeMap<EffectName, BuiltProvider>;
 
-/// Kind of a thing that the operator's files hold.
+/// Kind of an object in the operator's files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ReloadKind {
@@ -45,20 +45,20 @@ impl ReloadKind {
     }
 }
 
-/// Change of one thing that is in force, or was.
+/// Change of one object that is in force, or was.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReloadChange {
     /// Kind.
     pub kind: ReloadKind,
     /// Name.
     pub name: String,
-    /// Version before, 0 of what has none; nothing where it was not in force.
+    /// Version before, 0 for objects without versions; `None` where the object was not in force.
     pub before: Option<u32>,
-    /// Version since, 0 of what has none; nothing where it is not in force.
+    /// Version since, 0 for objects without versions; `None` where the object is not in force.
     pub after: Option<u32>,
 }
 
-/// The answer to a request, for when it comes again.
+/// Stored answer to a request, for its repeats.
 #[derive(Serialize, Deserialize)]
 struct ReloadAnswerRow {
     hash: BlobHash,
@@ -67,7 +67,7 @@ struct ReloadAnswerRow {
 
 /// Operator's files, checked against what is in force.
 struct CheckedReload {
-    /// Documents with the catalog that they make; nothing where this replica has no directory of manifests.
+    /// Documents with the catalog that they make; `None` where this replica has no directory of manifests.
     operators: Option<(Vec<ManifestDocument>, Catalog)>,
     built: BuiltProviders,
     tenants: Option<TenantRegistry>,
@@ -77,15 +77,15 @@ struct CheckedReload {
 }
 
 impl App {
-    /// Reads the operator's files again and puts everything in force that they say, with one commit. Gives what has changed.
+    /// Reads the operator's files again and puts all of them in force with one commit. Returns what has changed.
     ///
     /// # Errors
-    /// Everything that is wrong with them; what was in force is then.
+    /// Everything that is wrong with the files; the former definitions then stay in force.
     pub async fn reload(&self) -> Result<Vec<ReloadChange>, Error> {
         Ok(self.reload_of(None, None).await?.unwrap_or_default())
     }
 
-    /// Reads the operator's files again and puts in force what they say of one tenant.
+    /// Reads the operator's files again and puts in force their entry of one tenant.
     ///
     /// # Errors
     /// As [`App::reload`].
@@ -93,8 +93,8 @@ impl App {
         Ok(self.reload_of(Some(tenant), None).await?.unwrap_or_default())
     }
 
-    /// Reloads as [`App::reload`] and [`App::reload_tenant`] do, once for each id of a request. Nothing where the id came with another
-    /// body before.
+    /// Reloads as [`App::reload`] and [`App::reload_tenant`] do, once for each request id. `None` where the id came before with another
+    /// body.
     ///
     /// # Errors
     /// As [`App::reload`].
@@ -106,7 +106,7 @@ impl App {
         self.reload_of(of, Some(request)).await
     }
 
-    /// Reads the operator's files, and says what a reload of them, or of one tenant, would change.
+    /// Reads the operator's files, and returns what a reload of them, or of one tenant, would change.
     ///
     /// # Errors
     /// Everything that is wrong with them.
@@ -127,7 +127,7 @@ impl App {
                 return Ok(Some(answer.changes).filter(|_| answer.hash == request.hash));
             }
             let CheckedReload { operators, built, tenants, changes, revision } = self.check(of).await?;
-            // Others follow by the documents; here they are built already.
+            // Other replicas build providers from the documents; here they are built already.
             *self.built.lock().unwrap_or_else(PoisonError::into_inner) = built;
             let operators = operators.as_ref().map(|(documents, catalog)| (&**documents, catalog));
             let mut more = Vec::new();
@@ -177,7 +177,7 @@ impl App {
         Ok(CheckedReload { operators, built, tenants, changes, revision: now.revision })
     }
 
-    /// Checks manifests together, and builds those of their providers that are not as `before`; gives everything that is wrong as well.
+    /// Checks manifests together, and builds providers that differ from `before`; returns everything that is wrong as well.
     async fn check_manifests(
         &self,
         now: &ActiveDefinitions,
@@ -206,7 +206,7 @@ impl App {
         Ok((catalog.map(|catalog| (catalog, built)), problems))
     }
 
-    /// Reads the file of tenants, as far as it is about one of them; nothing where there is no file.
+    /// Reads the tenants file, or only its entry of one tenant; `None` where there is no file.
     fn read_tenants(
         &self,
         now: &ActiveDefinitions,
@@ -225,7 +225,7 @@ impl App {
         }))
     }
 
-    /// Works with what is in force from now on, as it was put there here or by another replica.
+    /// Applies the definitions in force, whether this replica or another one put them there.
     pub(super) fn take_over(&self, now: &ActiveDefinitions) {
         self.around.metrics.forget_sagas(|label| now.has_label(label));
         if let Some(tenants) = now.tenants.as_ref().filter(|_| self.around.has_tenants) {
@@ -263,7 +263,7 @@ impl App {
         }
     }
 
-    /// Builds providers that another replica put in force; gives why some cannot be used here.
+    /// Builds providers that another replica put in force; returns why some cannot be used here.
     fn build_missing(&self, now: &ActiveDefinitions, built: &mut BuiltProviders) -> Vec<String> {
         let mut unusable = Vec::new();
         built.retain(|name, made| now.active.providers.get(name) == Some(&made.hash));
@@ -289,7 +289,7 @@ impl App {
         unusable
     }
 
-    /// Works with what other replicas put in force, which beats tell.
+    /// Follows the definitions that other replicas put in force, as heartbeats report them.
     pub(super) async fn follow_definitions(&self) {
         let (mut heard, mut in_force) = (self.beats.heard(), self.definitions.subscribe());
         loop {
@@ -306,7 +306,7 @@ impl App {
                     }
                 }
                 Err(error) => {
-                    tracing::error!("what another replica put in force is not in force here: {error}");
+                    tracing::error!("definitions of another replica are not in force here: {error}");
                     heard.beats.changed().await
                 }
             };
@@ -348,7 +348,7 @@ fn changes(
     changes
 }
 
-/// Adds what is in force on one side only, or in another form.
+/// Adds the objects that are in force on one side only, or that differ.
 fn differences<T: PartialEq>(
     kind: ReloadKind,
     before: &BTreeMap<String, (u32, T)>,

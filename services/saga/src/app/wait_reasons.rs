@@ -1,4 +1,4 @@
-//! Why work waits although the service is there, as far as this replica knows it.
+//! Reasons why work waits although the service runs, as far as this replica knows.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use super::App;
 use crate::placement::listing::lanes_of;
 use crate::placement::unowned;
 
-/// Names that one line has of each kind.
+/// Largest number of names of one kind that are shown.
 const SHOWN_MAX: usize = 10;
 
 /// Something that keeps the work of one tenant waiting.
@@ -21,8 +21,8 @@ struct TenantWait {
 }
 
 impl App {
-    /// Says why work waits: what each is about, and one line. Tenants and what is theirs are named as far as the scope allows; else
-    /// they are counted.
+    /// Returns why work waits: for each reason its subject, and one line. Tenants and their resources are named as far as the scope
+    /// allows; otherwise they are counted.
     pub(crate) fn waits(&self, scope: &InfoScope) -> Vec<(String, String)> {
         match scope {
             InfoScope::NoTenant => counted(&self.of_tenants(None)),
@@ -34,7 +34,7 @@ impl App {
         }
     }
 
-    /// Says which effects of a tenant are not called for a while since their upstreams fail. Operators hear of all by `Health`.
+    /// Names the effects of a tenant that are not called for a while since their upstreams fail. `Health` shows all of them to operators.
     fn left_alone(&self, tenant: &TenantId) -> Option<(String, String)> {
         let catalog = self.definitions.catalog();
         let mut effects = self.upstreams.left_alone();
@@ -46,7 +46,7 @@ impl App {
         })
     }
 
-    /// Lists what keeps tenants waiting, or one of them.
+    /// Lists the waits of all tenants, or of only one.
     fn of_tenants(&self, only: Option<&TenantId>) -> Vec<TenantWait> {
         let (view, tenants) = (self.view(), self.tenants.borrow().clone());
         let starving = self.definitions.usage().starving();
@@ -57,7 +57,7 @@ impl App {
                 waits.push(wait("quota", format!("starts wait until there is room: {full}")));
             }
             if let Some(since) = view.decided.paused_since(tenant) {
-                // Nobody is to own its lanes.
+                // Lanes of a paused tenant have no owner on purpose.
                 waits.push(wait("paused", format!("since {}; ResumeTenant lets it go on", since.rfc3339())));
                 continue;
             }
@@ -75,11 +75,11 @@ impl App {
     }
 }
 
-/// Names what each tenant waits for, as far as there is room.
+/// Names what each tenant waits for, up to the limit.
 fn named(waits: &[TenantWait]) -> Vec<(String, String)> {
     let line = |wait: &TenantWait| {
         let TenantWait { tenant, about, why } = wait;
-        // Without tenants there is one, which has no name.
+        // Without tenants there is a single one, which has no name.
         let name =
             if tenant.as_str().is_empty() { (*about).to_owned() } else { format!("{about}, {tenant}") };
         (name, why.clone())
@@ -94,7 +94,7 @@ fn named(waits: &[TenantWait]) -> Vec<(String, String)> {
     lines
 }
 
-/// Counts what tenants wait for, and names none.
+/// Counts what tenants wait for, without naming them.
 fn counted(waits: &[TenantWait]) -> Vec<(String, String)> {
     let line = |(about, number): (&str, usize)| {
         (about.to_owned(), format!("{number} times; GetSagaServer tells whose, and why"))
@@ -110,7 +110,7 @@ fn counts(waits: &[TenantWait]) -> BTreeMap<&'static str, usize> {
     counts
 }
 
-/// Names, as many as there is room for.
+/// Joins names, up to the limit.
 fn listed(names: &[String]) -> String {
     let shown = names.iter().take(SHOWN_MAX).cloned().collect::<Vec<_>>().join(", ");
     match names.len().saturating_sub(SHOWN_MAX) {

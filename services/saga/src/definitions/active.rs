@@ -1,4 +1,4 @@
-//! Definitions in force, ready to be looked up for each message.
+//! Definitions in force, prepared for look-ups per message.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -11,9 +11,9 @@ use workflow::subject::ConsumerSource;
 use super::rows::{ActiveRow, ActiveSaga, AppliedRow};
 use crate::tenants::TenantRegistry;
 
-/// Name in metrics of all sagas that tenants brought.
+/// Name in metrics of all sagas that tenants applied.
 pub(crate) const OWN: &str = "own";
-/// Name in metrics of all sagas that were left out. No saga has it.
+/// Name in metrics of all retired sagas. No saga has it.
 const LEFT_OUT: &str = "left_out";
 
 /// Definitions in force, with the tenants that are kept beside them.
@@ -21,24 +21,24 @@ const LEFT_OUT: &str = "left_out";
 pub struct ActiveDefinitions {
     /// Sagas of the operator that start, and all effects.
     pub catalog: Arc<Catalog>,
-    /// Definitions of the operator, those among them that were left out.
+    /// Definitions of the operator, including retired ones.
     pub active: ActiveRow,
     /// Manifests that tenants applied.
     pub applied: BTreeMap<TenantId, AppliedRow>,
-    /// Tenants, where they are kept with the definitions.
+    /// Tenants, where they are stored with the definitions.
     pub tenants: Option<Arc<TenantRegistry>>,
-    /// Revision of the row that all of this is known by; 0 before there is one.
+    /// Revision of the row `active`, which changes with all of this; 0 before it exists.
     pub revision: u64,
     pub(super) operators: HashMap<SagaName, SagaVersions>,
     pub(super) own: HashMap<TenantId, HashMap<SagaName, SagaVersions>>,
 }
 
-/// Versions of a saga that there may be instances of.
+/// Versions of a saga that may have instances.
 #[derive(Debug, Clone)]
 pub(super) struct SagaVersions {
     /// The newest first.
     pub(super) versions: Arc<[Arc<Saga>]>,
-    /// The newest, as one that starts nothing any more.
+    /// The newest version, changed so that it starts no instances.
     pub(super) closed: Arc<Saga>,
     pub(super) is_retired: bool,
 }
@@ -59,7 +59,7 @@ pub struct TenantDefinition {
 pub struct ActiveSagaRef<'a> {
     /// The saga.
     pub name: &'a SagaName,
-    /// The row that says what is in force of it.
+    /// Row of the saga's versions.
     pub active: &'a ActiveSaga,
 }
 
@@ -73,7 +73,7 @@ impl SagaVersions {
         self.versions.first()
     }
 
-    /// The version that starts, if one does for this tenant.
+    /// The version on which new instances of this tenant start, if any.
     fn starting(&self, tenant: &TenantId) -> Option<&Arc<Saga>> {
         self.newest().filter(|saga| !self.is_retired && saga.tenants.contain(tenant))
     }
@@ -89,8 +89,8 @@ impl ActiveDefinitions {
         })
     }
 
-    /// Name under which metrics have a saga of a tenant: its own where the operator has it in force, since those are as many as there
-    /// are manifests; one name for all that tenants brought, and one for all that were left out.
+    /// Name of a tenant's saga in metrics: the saga's own name if the operator has it in force, since manifests bound their number; one
+    /// name for all sagas that tenants applied, and one for all retired sagas.
     #[must_use]
     pub fn label<'a>(&self, tenant: &TenantId, name: &'a SagaName) -> &'a str {
         if self.own.get(tenant).is_some_and(|own| own.contains_key(name)) {
@@ -102,7 +102,7 @@ impl ActiveDefinitions {
         }
     }
 
-    /// Names under which metrics have a saga of a tenant, and a source of it: of what tenants brought only which kind it is.
+    /// Names of a tenant's saga and one of its sources in metrics; for sagas that tenants applied only the kind of the source.
     #[must_use]
     pub fn source_label<'a>(
         &self,
@@ -133,7 +133,7 @@ impl ActiveDefinitions {
         self.known(tenant, name)?.starting(tenant)
     }
 
-    /// The saga by which inputs are judged of which there is no instance: the one in force, or one that starts nothing.
+    /// The saga by which inputs without an instance are judged: the one in force, or one that starts no instances.
     #[must_use]
     pub fn without_instance(&self, tenant: &TenantId, name: &SagaName) -> Option<&Arc<Saga>> {
         let known = self.known(tenant, name)?;
@@ -153,7 +153,7 @@ impl ActiveDefinitions {
         versions.and_then(|versions| versions.first()).map_or(1, |saga| saga.shards)
     }
 
-    /// Sagas of which a tenant has lanes: those that start, and those that were left out.
+    /// Sagas of which a tenant has lanes: those in force, and retired ones.
     pub fn sagas_of(&self, tenant: &TenantId) -> impl Iterator<Item = ActiveSagaRef<'_>> {
         let own = self.applied.get(tenant);
         let is_own = move |name: &SagaName| own.is_some_and(|own| own.sagas.contains_key(name));
@@ -191,14 +191,14 @@ impl ActiveDefinitions {
         known.versions.iter().filter(is_theirs).map(definition).collect()
     }
 
-    /// The newest sagas that a tenant brought, those that it has retired among them.
+    /// The newest versions of the sagas that a tenant applied, including retired ones.
     #[must_use]
     pub fn own_sagas(&self, tenant: &TenantId) -> BTreeMap<SagaName, Arc<Saga>> {
         let own = self.own.get(tenant).into_iter().flatten();
         own.filter_map(|(name, known)| Some((name.clone(), Arc::clone(known.newest()?)))).collect()
     }
 
-    /// The operator's catalog, with the sagas that were left out: what comes next may not be behind them.
+    /// The operator's catalog with the retired sagas: a later version must not be older than theirs.
     #[must_use]
     pub fn remembered(&self) -> Catalog {
         let left_out = self.operators.values().filter(|known| known.is_retired);

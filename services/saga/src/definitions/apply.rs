@@ -16,21 +16,21 @@ use super::rows::{ActiveSaga, AppliedRow};
 use super::{ActiveDefinitions, DefinitionError, Definitions, TenantDefinition, sweep};
 use crate::lane::rows::row;
 
-/// Sagas that a tenant may have brought, those that it has retired among them.
+/// Sagas that a tenant may have applied, including those that it has retired.
 pub const TENANT_SAGAS_MAX: usize = 100;
 /// Versions of one saga that instances may be pinned to.
 pub const SAGA_VERSIONS_MAX: usize = 64;
 
-/// A request that may come again.
+/// Idempotency key of a request, with its scope.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ScopedIdempotencyKey {
-    /// Id of the request, with whose it is.
+    /// Id of the request, with its scope.
     pub id: String,
-    /// Hash of what is asked for.
+    /// Hash of the request's content.
     pub hash: BlobHash,
 }
 
-/// Why a tenant's change is refused.
+/// Reason why a tenant's change is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ApplyError {
     /// Definitions in force cannot be read or changed.
@@ -58,7 +58,7 @@ pub enum ApplyError {
     /// The id of the request was used with another body.
     #[error("the id of the request was used with another body")]
     Reused,
-    /// There are too many of something.
+    /// A limit would be exceeded.
     #[error("{what} has at most {most}, this would make {found}")]
     Limit {
         /// The limit, as `/info` has it.
@@ -78,7 +78,7 @@ impl From<StoreError> for ApplyError {
     }
 }
 
-/// The answer to a request, for when it comes again.
+/// Stored answer to a request, for its repeats.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct ApplyAnswerRow {
     hash: BlobHash,
@@ -87,7 +87,7 @@ struct ApplyAnswerRow {
 }
 
 impl Definitions {
-    /// Checks a manifest against what is in force for a tenant, and keeps nothing.
+    /// Checks a manifest against a tenant's definitions in force, and stores nothing.
     ///
     /// # Errors
     /// Everything that is wrong with it.
@@ -109,7 +109,7 @@ impl Definitions {
             .collect())
     }
 
-    /// Puts the sagas of a manifest in force for one tenant, with one commit. Gives them in the order of the file.
+    /// Puts the sagas of a manifest in force for one tenant, with one commit. Returns them in the order of the file.
     ///
     /// # Errors
     /// [`ApplyError`], and then nothing has changed.
@@ -155,7 +155,7 @@ impl Definitions {
         }
     }
 
-    /// Takes a saga out of force that a tenant brought. `expected` is its version; 0 for any.
+    /// Takes a saga that a tenant applied out of force. `expected` is its version; 0 for any.
     ///
     /// # Errors
     /// [`ApplyError`], and then nothing has changed.
@@ -191,7 +191,7 @@ impl Definitions {
         }
     }
 
-    /// Writes what is in force for a tenant. Says whether it did: it does not where another change came first.
+    /// Writes the definitions in force for a tenant. Returns false, and changes nothing, if another change came first.
     async fn change(
         &self,
         tenant: &TenantId,
@@ -204,7 +204,7 @@ impl Definitions {
         let key = row(&LaneRowKey::active());
         if before != after {
             ops.push(RowOperation::Put(row(&LaneRowKey::applied(tenant)), encode(after).into()));
-            // Written as it was: its revision tells the others.
+            // Written unchanged: its new revision makes the other replicas read again.
             ops.push(RowOperation::Put(key.clone(), encode(&now.active).into()));
             let others = now.applied.iter().filter(|(other, _)| *other != tenant);
             let others =
@@ -223,7 +223,7 @@ impl Definitions {
         Ok(matches!(outcome, CommitOutcome::Committed(_)))
     }
 
-    /// The answer that a request was given when it came first.
+    /// The first answer to a repeated request.
     async fn answered(
         &self,
         request: Option<&ScopedIdempotencyKey>,

@@ -1,4 +1,4 @@
-//! Which definitions instances are pinned to.
+//! References of instances to definitions.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,12 +12,12 @@ use workflow::{LaneRowKey, WorkflowLane};
 use super::{ActiveDefinitions, DefinitionError, Definitions};
 use crate::sagas::InstanceListRow;
 
-/// Instances of one lane that are looked at: where there are more, one of them is taken to be pinned to what is asked for.
+/// Instances of one lane that are looked at: where there are more, one of them is assumed to be pinned to the definition in question.
 pub(super) const LOOKED_AT_MAX: usize = 10_000;
 
 impl Definitions {
-    /// Definitions that would be left without an effect if the operator had nothing but these documents, and are needed: a tenant has
-    /// them in force, or instances run on them.
+    /// Definitions that would lack an effect if the operator had only these documents, and that are needed: a tenant has them in force,
+    /// or instances run on them.
     ///
     /// # Errors
     /// [`DefinitionError`].
@@ -45,7 +45,7 @@ impl Definitions {
         for tenant in tenants {
             for found in in_force.definitions_of(tenant) {
                 let saga = found.saga;
-                // What stands in the documents is told at its place.
+                // A fault in the documents themselves is reported at its place there.
                 if !lacks(&saga, tenant) || replaced.contains(&saga.hash) {
                     continue;
                 }
@@ -71,7 +71,7 @@ impl Definitions {
                 let rows =
                     self.beside.some_of(&lane, LaneRowKey::by_status(status.as_str()), LOOKED_AT_MAX).await?;
                 let is_pinned = |value: &[u8]| {
-                    // A row that does not say may be pinned to it.
+                    // A row without a definition may be pinned to this one.
                     let listed = decode::<InstanceListRow>(value).ok().and_then(|listed| listed.definition);
                     listed.is_none_or(|hash| hash == saga.hash)
                 };

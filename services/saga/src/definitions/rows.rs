@@ -17,10 +17,10 @@ pub struct ActiveRow {
     pub providers: BTreeMap<EffectName, BlobHash>,
 }
 
-/// Definitions that one tenant brought, as one row.
+/// Definitions that one tenant applied, as one row.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct AppliedRow {
-    /// Sagas that were ever in force for it.
+    /// Sagas that were ever in force for the tenant.
     pub sagas: BTreeMap<SagaName, ActiveSaga>,
 }
 
@@ -33,9 +33,9 @@ pub struct ActiveSaga {
     pub version: u32,
     /// How many lanes each tenant has of it.
     pub shards: u8,
-    /// When it came in force first, in milliseconds since 1970: events that are older start nothing.
+    /// When the saga first came into force, in milliseconds since 1970: older events start no instances.
     pub since: u64,
-    /// True if the saga was left out: its instances go on, and no new one starts.
+    /// True if the saga is retired: its instances continue, and no new one starts.
     #[serde(default)]
     pub is_retired: bool,
     /// Versions before it that instances may be pinned to.
@@ -43,22 +43,22 @@ pub struct ActiveSaga {
     pub older: Vec<SupersededSaga>,
 }
 
-/// A version of a saga that another one has taken the place of.
+/// A version of a saga that a newer one has superseded.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SupersededSaga {
     /// Hash of the definition.
     pub hash: BlobHash,
     /// Version number of the superseded definition.
     pub version: u32,
-    /// When the other one came in force, in milliseconds since 1970.
+    /// When the newer version came into force, in milliseconds since 1970.
     pub replaced: u64,
-    /// When it was seen first that no instance runs on it, in milliseconds since 1970.
+    /// When it was first seen that no instance runs on this version, in milliseconds since 1970.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unpinned: Option<u64>,
 }
 
 impl ActiveSaga {
-    /// The row of a saga that comes in force at `now`, behind what was there of it.
+    /// The row of a saga that comes into force at `now`, with its former versions.
     pub(super) fn behind(before: Option<&Self>, saga: &Saga, now: u64) -> Self {
         let mut older = before.map(|before| before.older.clone()).unwrap_or_default();
         if let Some(before) = before.filter(|before| before.hash != saga.hash) {

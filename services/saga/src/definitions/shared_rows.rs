@@ -1,4 +1,4 @@
-//! Rows that stand beside all lanes, which every replica reads and writes.
+//! Rows beside all lanes, which every replica reads and writes.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -68,7 +68,7 @@ impl SharedRows {
         }
     }
 
-    /// Reads the first rows of a range of a lane, so many at most.
+    /// Reads the first rows of a range of a lane, up to about `most`.
     pub(crate) async fn some_of(
         &self,
         lane: &WorkflowLane,
@@ -88,7 +88,7 @@ impl SharedRows {
         }
     }
 
-    /// Makes a change. Other replicas write here at the same time: where one of them came first it is tried again.
+    /// Commits a change. Other replicas write here at the same time: a commit that one of them fenced is retried.
     pub(crate) async fn commit(
         &self,
         expect: Vec<RowCondition>,
@@ -106,7 +106,7 @@ impl SharedRows {
     }
 }
 
-/// Reads what a row says; `what` is what a message calls it.
+/// Decodes a row; `what` is its name in error messages.
 pub(super) fn read_row<T: DeserializeOwned>(
     what: &str,
     found: &VersionedValue,

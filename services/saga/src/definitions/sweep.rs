@@ -1,8 +1,8 @@
-//! Versions that nobody needs any more.
+//! Removal of versions that are not needed any more.
 //!
-//! A version that another one has taken the place of is needed while instances run on it, as long as ended ones can be looked at, and
-//! while an instance of an earlier version would become one of the newest by way of it. It is looked for whenever the row of its saga
-//! changes, so nothing has to be told of instances that end.
+//! A superseded version is needed while instances run on it, while ended ones can still be read, and while an instance of an earlier
+//! version would migrate to the newest one through it. Unneeded versions are looked for whenever the row of their saga changes, so
+//! ending instances need not report anything.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -19,24 +19,24 @@ use super::{DefinitionError, Definitions};
 use crate::lane::rows::row;
 use crate::sagas::{InstanceListRow, TOMBSTONE_MILLIS};
 
-/// Instances may start on a version so long after it was replaced, in milliseconds: other replicas have to hear of that.
+/// How long instances may still start on a version after it was replaced, in milliseconds: other replicas learn of that later.
 const SETTLED_MILLIS: u64 = 3_600_000;
 
 impl SupersededSaga {
-    /// Returns whether it is time to look whether instances run on it.
+    /// Returns whether no more instances start on this version, so that it can be checked for running ones.
     fn is_settled(&self, now: u64) -> bool {
         now >= self.replaced.saturating_add(SETTLED_MILLIS)
     }
 
-    /// Returns whether no instance has run on it for so long that nothing is left of any.
+    /// Returns whether no instance has run on this version for so long that all their rows are gone.
     fn is_over(&self, now: u64) -> bool {
         self.unpinned.is_some_and(|since| now >= since.saturating_add(TOMBSTONE_MILLIS))
     }
 }
 
 impl Definitions {
-    /// Takes versions off the row of a saga that nobody needs any more. `whose` are all tenants that may have instances of it, and
-    /// `newest` is the version that the row has in force.
+    /// Takes unneeded versions off the row of a saga. `whose` are all tenants that may have instances of it, and `newest` is the version
+    /// that the row has in force.
     pub(super) async fn sweep(
         &self,
         whose: &[TenantId],
@@ -50,7 +50,7 @@ impl Definitions {
         if !saga.older.iter().any(is_asked) {
             return Ok(());
         }
-        // Where it is not known what is pinned to what, everything may be.
+        // If it is unknown which versions are pinned, any may be.
         let Some(pinned) = self.pinned(whose, newest).await? else { return Ok(()) };
         for older in saga.older.iter_mut().filter(|older| older.is_settled(now)) {
             match pinned.contains(&older.hash) {
@@ -68,7 +68,7 @@ impl Definitions {
         Ok(())
     }
 
-    /// The definitions that instances run on; nothing where there are too many to tell.
+    /// The definitions that instances run on; `None` where there are too many instances to check.
     async fn pinned(
         &self,
         whose: &[TenantId],
@@ -95,7 +95,7 @@ impl Definitions {
         Ok(Some(pinned))
     }
 
-    /// The earlier versions by way of which instances become ones of the newest.
+    /// The earlier versions through which instances migrate to the newest one.
     async fn way_to(
         &self,
         newest: &Arc<Saga>,

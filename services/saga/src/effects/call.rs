@@ -27,39 +27,39 @@ use crate::providers::{ProviderCall, SentFlag};
 use crate::quotas::OpenCallGuard;
 use crate::spans::PendingSpan;
 
-/// A row stays so long after its end, in milliseconds: longer than its stream keeps the command.
+/// How long a row stays after the call's end, in milliseconds: longer than the stream keeps the command.
 const ENDED_MILLIS: u64 = 15 * 24 * 3_600_000;
-/// Nothing is waited for longer at a time.
+/// The longest single wait.
 const WAIT_MAX: Duration = Duration::from_secs(3600);
 
-/// The row that says when something is to be done about a call.
+/// Key of the row that schedules a call's next action.
 pub(super) fn due_key(call: &CallRow) -> LaneRowKey {
     LaneRowKey::effect_due(call.due, call.command)
 }
 
-/// A call that has ended is listed so long after it, in milliseconds.
+/// How long a call stays listed after its end, in milliseconds.
 const LISTED_MILLIS: u64 = 7 * 24 * 3_600_000;
 
-/// The row by which a call is listed.
+/// Key of the row by which a call is listed.
 pub(super) fn list_key(call: &CallRow) -> LaneRowKey {
     let ResultRecipient { saga, correlation, .. } = &call.reply_to;
     LaneRowKey::effect_by(call.state.as_str(), saga, correlation, call.command)
 }
 
-/// A call that lives.
+/// Task of one open call.
 pub(super) struct CallTask {
     shared: Arc<EffectLaneContext>,
     command: CommandId,
-    words: mpsc::Receiver<CallMessage>,
-    /// The row with its revision, of a call whose command was taken just now.
+    messages: mpsc::Receiver<CallMessage>,
+    /// Row and revision of a call whose command was taken just now.
     taken: Option<(CallRow, u64)>,
-    /// Words that came while the call was being made.
+    /// Messages that came while the call was being made.
     later: VecDeque<CallMessage>,
     /// Share of the call in what its lane and its tenant may have open.
     open: OpenCallGuard,
 }
 
-/// A row as it was read, and as it is to be.
+/// A call's row: as it was read, and as it will be written.
 struct LedgerEntry {
     kept: CallRow,
     row: CallRow,
@@ -67,7 +67,7 @@ struct LedgerEntry {
     open: OpenCallGauge,
 }
 
-/// A call that has not ended, as it is counted; not counted any more when it is dropped.
+/// Counts an open call by its state until dropped.
 struct OpenCallGauge {
     metrics: Arc<Metrics>,
     state: Option<EffectState>,
@@ -90,18 +90,18 @@ impl CallTask {
     pub(super) const fn new(
         shared: Arc<EffectLaneContext>,
         command: CommandId,
-        words: mpsc::Receiver<CallMessage>,
+        messages: mpsc::Receiver<CallMessage>,
         open: OpenCallGuard,
     ) -> Self {
-        Self { shared, command, words, taken: None, later: VecDeque::new(), open }
+        Self { shared, command, messages, taken: None, later: VecDeque::new(), open }
     }
 
-    /// Spares the reading of a row that was written just now.
+    /// Sets a row that was written just now, so that it need not be read.
     pub(super) fn with_row(self, taken: Option<(CallRow, u64)>) -> Self {
         Self { taken, ..self }
     }
 
-    /// Lives until the end of the call, or until the lane is given up.
+    /// Runs until the call ends or the lane is given up.
     pub(super) async fn run(mut self) -> Result<(), LaneExit> {
         let ended = self.live().await;
         self.shared.lane.calls.remove(self.command);
@@ -137,8 +137,8 @@ impl CallTask {
         Ok(())
     }
 
-    /// Has the provider tell the end of what runs for the call. A stop that an earlier owner asked for may not have been heard, and signs
-    /// of life that came while there was no owner were not: its next one is waited for from now on.
+    /// Has the provider report the end of whatever already runs for the call. It asks for a stop again, since an earlier owner's request
+    /// may have been lost, and expects the next heartbeat from now on, since heartbeats without an owner were lost.
     async fn adopt(&self, ledger: &mut LedgerEntry) -> Result<(), LaneExit> {
         let (CallRow { state: EffectState::Waiting, is_unwanted, .. }, Some(external)) =
             (&ledger.row, &ledger.row.external)
@@ -155,7 +155,7 @@ impl CallTask {
         Ok(())
     }
 
-    /// The effect as it is in force; waits until it is, or the lane is given up.
+    /// The effect's definition in force; waits until there is one, or gives `None` once the lane is given up.
     async fn effect(&self) -> Option<Arc<Effect>> {
         let lane = &self.shared.lane;
         let mut changes = lane.definitions.subscribe();
@@ -171,10 +171,10 @@ impl CallTask {
         }
     }
 
-    /// Goes on from where the row says that the call stands; nothing where there is no row.
+    /// Opens the ledger row and resumes the call from its state; `None` where there is no row.
     async fn open(&mut self) -> Result<Option<LedgerEntry>, LaneExit> {
         if let Some((row, revision)) = self.taken.take() {
-            // Nothing runs for it, and a command that takes it back would have come behind it.
+            // The call is new: nothing runs for it yet, and a cancellation can only come later.
             return Ok(Some(self.ledger(row, revision)));
         }
         let rows = &self.shared.rows;
@@ -200,13 +200,13 @@ impl CallTask {
         Ok(Timestamp::from_millis(self.shared.rows.now().await?))
     }
 
-    /// Ends the lane for a row that no program wrote.
+    /// Ends the lane if the change is impossible: no program wrote such a row.
     fn legal<T>(&self, changed: Result<T, ImpossibleTransition>) -> Result<T, LaneExit> {
         changed
             .map_err(|error| LaneExit::damaged(&self.shared.rows.lane, format!("{}: {error}", self.command)))
     }
 
-    /// Commits what has changed; with the end the message that tells it.
+    /// Commits what has changed; at the call's end together with the message that reports it.
     async fn keep(&self, ledger: &mut LedgerEntry) -> Result<(), LaneExit> {
         if ledger.row == ledger.kept {
             return Ok(());
@@ -214,7 +214,7 @@ impl CallTask {
         self.commit(ledger, None).await.map(|_| ())
     }
 
-    /// Changes of rows that make the ledger what it is to be.
+    /// Row operations that bring the stored ledger up to date.
     fn ops(&self, ledger: &LedgerEntry) -> Vec<RowOperation> {
         if ledger.row == ledger.kept {
             return Vec::new();
@@ -249,7 +249,7 @@ impl CallTask {
         ops
     }
 
-    /// Commits what has changed, and what was answered to whoever asked for it; says whether it was, and not before.
+    /// Commits what has changed, and the answer to the request for it. Returns false if the same request was committed before.
     async fn commit(
         &self,
         ledger: &mut LedgerEntry,
@@ -274,7 +274,7 @@ impl CallTask {
             CommitOutcome::Committed(revision) if is_changed => ledger.revision = revision,
             CommitOutcome::Committed(_) => {}
             CommitOutcome::Exists(_) => {
-                // This very change was made and its answer lost, or it was asked for before: what is kept says which.
+                // Either this very change was made and its answer lost, or the request is a repeat: the stored row says which.
                 let Some(found) = rows.get(&LaneRowKey::effect(self.command)).await? else {
                     return Ok(false);
                 };
@@ -285,7 +285,7 @@ impl CallTask {
                 let _ = self.shared.relay.send(RelayMessage::LookAgain);
                 return Ok(false);
             }
-            // The answer to this very change was lost: nobody else changes this row.
+            // This very change was made and its answer lost: no other task changes this row.
             CommitOutcome::Conflict { found, .. } => {
                 ledger.revision = found;
                 let _ = self.shared.relay.send(RelayMessage::LookAgain);
@@ -301,13 +301,13 @@ impl CallTask {
                 let (tenant, result) = (&self.shared.lane.tenant, end.outcome.as_str());
                 rows.around().metrics.effects.ended(tenant, (effect, result), *attempts, took);
             }
-            // It ends with its owner only.
+            // The relay ends with its owner only, so the send cannot fail.
             let _ = self.shared.relay.send(RelayMessage::Rows(vec![outgoing]));
         }
         Ok(true)
     }
 
-    /// The message that tells the end of a call.
+    /// The message that reports the end of a call.
     fn outgoing(&self, call: &CallRow) -> Option<(u64, OutboxRow)> {
         let lane = &self.shared.lane;
         let result = call.result(&lane.tenant, &lane.effect)?;
@@ -331,7 +331,7 @@ impl CallTask {
         }
     }
 
-    /// Waits for a turn and makes the call; says whether the lane goes on.
+    /// Waits for a turn and makes the call; returns whether the task continues.
     async fn make(&mut self, ledger: &mut LedgerEntry, effect: &Arc<Effect>) -> Result<bool, LaneExit> {
         let shared = Arc::clone(&self.shared);
         let lane = &shared.lane;
@@ -340,9 +340,9 @@ impl CallTask {
         let permit = tokio::select! {
             biased;
             () = shared.stop.cancelled() => return Ok(false),
-            word = self.next_word() => return self.hear(ledger, effect, word).await,
+            message = self.next_message() => return self.handle_message(ledger, effect, message).await,
             permit = lane.upstreams.permit(effect, &lane.tenant, lane.weight) => permit,
-            // It may be too late by now.
+            // The deadline may have passed by now.
             () = tokio::time::sleep(deadline) => return Ok(true),
         };
         let token = is_callback(effect).then(|| hex::encode(rand::random::<[u8; 16]>()));
@@ -365,7 +365,7 @@ impl CallTask {
         Ok(!self.shared.stop.is_cancelled() || ledger.row.state.is_end())
     }
 
-    /// Counts a call of which nobody knows since now whether it happened.
+    /// Counts a call whose outcome has just become unknown.
     fn count_doubt(&self, ledger: &LedgerEntry, effect: &Effect) {
         if ledger.row.is_in_doubt && !ledger.kept.is_in_doubt {
             let metrics = &self.shared.rows.around().metrics;
@@ -373,15 +373,15 @@ impl CallTask {
         }
     }
 
-    /// The next word that was said. Cancel-safe.
-    async fn next_word(&mut self) -> Option<CallMessage> {
+    /// Waits for the next message to the call. Cancel-safe.
+    async fn next_message(&mut self) -> Option<CallMessage> {
         match self.later.pop_front() {
-            Some(word) => Some(word),
-            None => self.words.recv().await,
+            Some(message) => Some(message),
+            None => self.messages.recv().await,
         }
     }
 
-    /// Sends a call, and hears meanwhile what is asked of it; gives the answer, or nothing where it has ended by another way.
+    /// Sends a call and handles requests about it meanwhile; gives the answer, or `None` if a request ended the call.
     async fn sent(
         &mut self,
         ledger: &mut LedgerEntry,
@@ -395,23 +395,23 @@ impl CallTask {
         loop {
             tokio::select! {
                 answer = &mut sending => return Ok(Some(answer)),
-                Some(word) = self.words.recv() => match word {
+                Some(message) = self.messages.recv() => match message {
                     CallMessage::Ask(asking) => {
-                        self.obey(ledger, effect, asking).await?;
+                        self.handle_request(ledger, effect, asking).await?;
                         if ledger.row.state.is_end() {
                             return Ok(None);
                         }
                     }
-                    // It has begun just now.
+                    // The call has only just begun: a heartbeat adds nothing.
                     CallMessage::Beat => {}
-                    word => self.later.push_back(word),
+                    message => self.later.push_back(message),
                 },
             }
         }
     }
 
-    /// Does what somebody asks, in one commit with the answer.
-    async fn obey(
+    /// Handles a request, in one commit with the answer.
+    async fn handle_request(
         &self,
         ledger: &mut LedgerEntry,
         effect: &Arc<Effect>,
@@ -419,13 +419,13 @@ impl CallTask {
     ) -> Result<(), LaneExit> {
         let now = self.now().await?;
         asking.asked.redact(effect);
-        let obeyed = ledger.row.apply_request(&asking.asked, now);
-        let runs = matches!(obeyed, Ok(true));
-        let answer = LaneRequestAnswer::of_call(&asking.by, obeyed.err());
-        let said = match self.commit(ledger, Some((&asking.by, &answer))).await? {
+        let handled = ledger.row.apply_request(&asking.asked, now);
+        let runs = matches!(handled, Ok(true));
+        let answer = LaneRequestAnswer::of_call(&asking.by, handled.err());
+        let reply = match self.commit(ledger, Some((&asking.by, &answer))).await? {
             true => answer,
             false => {
-                // It came before, and is answered as it was then.
+                // The request is a repeat: it gets its first answer.
                 let key = LaneRequestAnswer::key(&asking.by.request);
                 let known = self.shared.rows.get(&key).await?;
                 let known =
@@ -433,18 +433,18 @@ impl CallTask {
                 known.map_or(answer, |known| known.again(&asking.by.request_hash))
             }
         };
-        asking.answer(self.shared.rows.around(), &said).await;
+        asking.answer(self.shared.rows.around(), &reply).await;
         if runs && ledger.row.is_unwanted {
             self.stop(ledger, effect).await;
         }
         Ok(())
     }
 
-    /// Answers nobody any more: whatever is asked of it from now on, its lane answers.
+    /// Closes the channel: from now on the lane answers requests about this call.
     fn give_back(&mut self) {
-        self.words.close();
-        while let Some(word) = self.later.pop_front().or_else(|| self.words.try_recv().ok()) {
-            if let CallMessage::Ask(asking) = word {
+        self.messages.close();
+        while let Some(message) = self.later.pop_front().or_else(|| self.messages.try_recv().ok()) {
+            if let CallMessage::Ask(asking) = message {
                 asking.give_back();
             }
         }
@@ -452,7 +452,7 @@ impl CallTask {
 }
 
 impl EffectLaneContext {
-    /// Sends a call, within its time.
+    /// Sends a call, within its time limit.
     async fn send(&self, call: &ProviderCall, effect: &Effect, mut permit: CallPermit) -> ProviderAnswer {
         let limit = effect.timeouts.start_to_close;
         let answer = tokio::select! {
@@ -478,7 +478,7 @@ impl CallTask {
         let limit = effect.timeouts.start_to_close;
         let asked = tokio::select! {
             asked = tokio::time::timeout(limit, self.shared.lane.provider.ask(&call)) => asked,
-            // Whoever owns the lane next asks again.
+            // The next owner of the lane asks again.
             () = self.shared.rows.around().cut.cancelled() => return Ok(()),
         };
         let now = self.now().await?;
@@ -497,7 +497,7 @@ impl CallTask {
         }
     }
 
-    /// Waits until something is due, or somebody says something; says whether the lane goes on.
+    /// Waits until an action is due or a message comes; returns whether the task continues.
     async fn wait(
         &mut self,
         ledger: &mut LedgerEntry,
@@ -508,17 +508,17 @@ impl CallTask {
         let stop = self.shared.stop.clone();
         tokio::select! {
             () = stop.cancelled() => Ok(false),
-            word = self.next_word() => self.hear(ledger, effect, word).await,
+            message = self.next_message() => self.handle_message(ledger, effect, message).await,
             () = wake.notified() => Ok(true),
             () = tokio::time::sleep(ledger.row.due.since(now).min(WAIT_MAX)) => Ok(true),
         }
     }
 
-    /// Notes that its saga does not want it any more, and stops what runs for it.
+    /// Marks the call as unwanted by its saga, and stops what runs for it.
     async fn cancel(&self, ledger: &mut LedgerEntry) -> Result<(), LaneExit> {
         let now = self.now().await?;
         let runs = self.legal(ledger.row.cancel(now))?;
-        // Whoever owns the lane next has to know that it is to be stopped.
+        // Commits first, so that the next owner of the lane knows that the call has to be stopped.
         self.keep(ledger).await?;
         if runs && let Some(effect) = self.effect().await {
             self.stop(ledger, &effect).await;
@@ -526,23 +526,23 @@ impl CallTask {
         Ok(())
     }
 
-    /// Does as somebody says; says whether the lane goes on.
-    async fn hear(
+    /// Handles a message to the call; returns whether the task continues.
+    async fn handle_message(
         &self,
         ledger: &mut LedgerEntry,
         effect: &Arc<Effect>,
-        word: Option<CallMessage>,
+        message: Option<CallMessage>,
     ) -> Result<bool, LaneExit> {
-        let Some(word) = word else { return Ok(false) };
+        let Some(message) = message else { return Ok(false) };
         let now = self.now().await?;
-        match word {
+        match message {
             CallMessage::Cancel => self.cancel(ledger).await?,
             CallMessage::Answer(answer) => {
-                // One that comes too late changes nothing.
+                // A late answer changes nothing.
                 let _ = ledger.row.record_answer(effect, answer, rand::random(), now);
             }
             CallMessage::Beat => ledger.row.record_heartbeat(effect, now),
-            CallMessage::Ask(asking) => self.obey(ledger, effect, asking).await?,
+            CallMessage::Ask(asking) => self.handle_request(ledger, effect, asking).await?,
         }
         self.keep(ledger).await?;
         Ok(true)

@@ -32,7 +32,7 @@ pub struct PendingCallRequest {
     pub(super) command: CommandId,
     pub(super) asked: EffectCallRequest,
     pub(super) by: CallRequestOrigin,
-    /// Message of the request, where it is settled with the answer: not where it was read ahead.
+    /// Message of the request, which is settled with the answer; `None` if it was read ahead.
     message: Option<(u64, ReceiptHandle)>,
     back: mpsc::UnboundedSender<CallRequestOutcome>,
 }
@@ -77,14 +77,14 @@ impl PendingCallRequest {
 }
 
 impl LaneRequestAnswer {
-    /// The answer to something that was asked of a call.
+    /// Makes the answer to a request about a call.
     pub(super) fn of_call(by: &CallRequestOrigin, refusal: Option<RequestRefusal>) -> Self {
         Self::new(&by.request_hash, refusal.map_or(LaneRequestOutcome::Done, LaneRequestOutcome::Refused))
     }
 }
 
 impl EffectLaneOwner {
-    /// Does what somebody says; says whether its message is settled by that.
+    /// Handles a request; returns whether that settles its message.
     pub(super) async fn handle_request(
         &mut self,
         message: LaneRequestMessage<EffectLaneRequest>,
@@ -127,14 +127,14 @@ impl EffectLaneOwner {
         Ok(true)
     }
 
-    /// Does what a word says of a call that was read ahead of its turn.
+    /// Handles a request about a call that was read ahead.
     pub(super) async fn handle_request_ahead(
         &mut self,
         message: LaneRequestMessage<EffectLaneRequest>,
         stored_millis: u64,
     ) -> Result<(), LaneExit> {
         let LaneRequestMessage { tenant_id: _, request_id, lane: _, word, request_hash, reply_to } = message;
-        // What is said of letters and of the source has its turn.
+        // Requests about dead letters and the source wait for the first cursor.
         let EffectLaneRequest::Call { command, asked } = word else { return Ok(()) };
         let by = CallRequestOrigin { request: request_id, request_hash, millis: stored_millis, reply_to };
         self.ask_call(command, asked, by, None).await
@@ -151,7 +151,7 @@ impl EffectLaneOwner {
         self.ask(Box::new(PendingCallRequest { command, asked, by, message, back })).await
     }
 
-    /// Has a call do what somebody asks; answers in its place where it has ended, or never was.
+    /// Passes a request to its call's task; answers in its place if the call has ended or does not exist.
     pub(super) async fn ask(&mut self, asking: Box<PendingCallRequest>) -> Result<(), LaneExit> {
         let asking = match self.shared.lane.calls.sender(asking.command) {
             Some(words) => match words.try_send(CallMessage::Ask(asking)) {
@@ -181,19 +181,19 @@ impl EffectLaneOwner {
             Some(mut call) => {
                 match call.apply_request(&asking.asked, model::Timestamp::from_millis(asking.by.millis)) {
                     Err(refusal) => refusal,
-                    // Its task ends with the lane: whoever takes that does it.
+                    // The call's task has ended with the lane: the next owner handles the request.
                     Ok(_) => return Ok(()),
                 }
             }
         };
         let answer = LaneRequestAnswer::of_call(&asking.by, Some(refusal));
         let (request, millis) = (&asking.by.request, asking.by.millis);
-        let said = commit_answer(&rows, request, millis, answer, Vec::new(), Vec::new()).await?;
-        asking.answer(rows.around(), &said).await;
+        let committed = commit_answer(&rows, request, millis, answer, Vec::new(), Vec::new()).await?;
+        asking.answer(rows.around(), &committed).await;
         Ok(())
     }
 
-    /// Takes note of what became of something that was asked of a call.
+    /// Processes the outcome of a request about a call.
     pub(super) async fn back(&mut self, back: CallRequestOutcome) -> Result<(), LaneExit> {
         match back {
             CallRequestOutcome::Settled(message) => {
@@ -208,7 +208,7 @@ impl EffectLaneOwner {
         }
     }
 
-    /// Commits an answer with what it is about, and sends it.
+    /// Commits an answer together with the requested changes, and sends it.
     async fn answer(
         &mut self,
         by: &CallRequestOrigin,
@@ -219,14 +219,14 @@ impl EffectLaneOwner {
     ) -> Result<(), LaneExit> {
         let rows = &self.shared.rows;
         ops.extend(self.source.note_with(sequence));
-        let said = commit_answer(rows, &by.request, by.millis, answer, expect, ops).await?;
+        let committed = commit_answer(rows, &by.request, by.millis, answer, expect, ops).await?;
         if let Some(to) = &by.reply_to {
-            answers::answer(rows.around(), to, &said).await;
+            answers::answer(rows.around(), to, &committed).await;
         }
         Ok(())
     }
 
-    /// Counts a letter less if it is gone: its word may have been answered before, and then changes nothing.
+    /// Counts one dead letter less if it is gone. A repeated request changes nothing, since it was answered before.
     async fn count_gone(&self, key: &LaneRowKey, was_there: bool) -> Result<(), LaneExit> {
         if was_there && self.shared.rows.get(key).await?.is_none() {
             let mut census = Census::default();
@@ -236,7 +236,7 @@ impl EffectLaneOwner {
         Ok(())
     }
 
-    /// Takes in once more what a letter has.
+    /// Takes in the command of a dead letter once more.
     async fn redrive(&mut self, letter: u64, by: &CallRequestOrigin, sequence: u64) -> Result<(), LaneExit> {
         let rows = std::sync::Arc::clone(&self.shared.rows);
         let key = dead(letter)?;
@@ -268,7 +268,7 @@ impl EffectLaneOwner {
         if rows.get(&LaneRowKey::effect(id)).await?.is_some()
             || command.effect_name != self.shared.lane.effect
         {
-            // The same key with another payload stays what it is.
+            // A command with the id of an existing call, which has another payload, stays a dead letter; so does one for another effect.
             return self.answer(by, dead(&found.letter.why), Vec::new(), Vec::new(), sequence).await;
         }
         let now = model::Timestamp::from_millis(rows.now().await?);
@@ -278,12 +278,12 @@ impl EffectLaneOwner {
         self.answer(by, answer, vec![RowCondition::Absent(row(&LaneRowKey::effect(id)))], ops, sequence)
             .await?;
         self.count_gone(&key, true).await?;
-        // What a person has taken in again is that person's to decide.
+        // A redrive may exceed the limits of open calls: that is its caller's decision.
         self.begin(id, None, self.open.add());
         Ok(())
     }
 
-    /// Has the source read again; says whether it is.
+    /// Sets the source back so that it is read again; returns whether it was.
     async fn set_back(
         &mut self,
         sources: &[SourceRewindSpec],
@@ -301,11 +301,11 @@ impl EffectLaneOwner {
             Some(before) => vec![RowOperation::Put(row(&key), encode(before).into())],
             None => self.source.note_with(sequence).into_iter().collect(),
         };
-        let said = commit_answer(&rows, &by.request, by.millis, answer, Vec::new(), ops).await?;
+        let committed = commit_answer(&rows, &by.request, by.millis, answer, Vec::new(), ops).await?;
         if let Some(to) = &by.reply_to {
-            answers::answer(rows.around(), to, &said).await;
+            answers::answer(rows.around(), to, &committed).await;
         }
-        // What was done before is not done again: its word is among what is read again.
+        // A request that was done before is not done again: its message is among those that are read again.
         let kept = rows.get(&key).await?.map(|found| rows.decode::<Checkpoint>(&found)).transpose()?;
         if before.is_none() || kept != before {
             return Ok(false);
@@ -317,7 +317,7 @@ impl EffectLaneOwner {
     }
 }
 
-/// A letter of the lane.
+/// Key of a dead letter of the lane.
 fn dead(number: u64) -> Result<LaneRowKey, LaneExit> {
     NOBODY
         .parse()

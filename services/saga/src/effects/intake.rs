@@ -1,4 +1,4 @@
-//! Commands that have come are taken into the ledger: what came together with one commit.
+//! Intake of commands into the ledger: commands that arrive together share one commit.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ pub(super) const TOGETHER_MAX: usize = 64;
 /// Bytes of commands from which on they are taken without waiting for more: far less than a commit may have.
 const BYTES: usize = 512 * 1024;
 
-/// Commands that have come and are not in the ledger yet.
+/// Commands that have arrived and are not in the ledger yet.
 #[derive(Default)]
 struct EffectCommandBatch {
     commands: Vec<(EffectCommand, StreamDelivery, (OpenCallGuard, InFlightGuard))>,
@@ -39,12 +39,12 @@ struct EffectCommandBatch {
 }
 
 impl EffectCommandBatch {
-    /// Returns whether a command came twice.
+    /// Returns whether the batch already has a command.
     fn has(&self, command: CommandId) -> bool {
         self.ids.contains(&command)
     }
 
-    /// Adds a command; says whether there are enough.
+    /// Adds a command; returns whether the batch is full.
     fn push(
         &mut self,
         command: EffectCommand,
@@ -65,7 +65,7 @@ impl EffectLaneOwner {
         let mut arrived = EffectCommandBatch::default();
         let quotas = self.shared.lane.definitions.quotas(&self.shared.lane.tenant);
         while let Some(brought) = self.waiting.pop_front() {
-            // Any message may be a command; of a source that is being set back none is taken.
+            // Any message may be a command. None is taken from a source that is being set back.
             let open = match &brought {
                 SourceEvent::Message(..) if !self.is_setting_back => match self.open.open(quotas) {
                     Some(open) => Some(open),
@@ -92,7 +92,7 @@ impl EffectLaneOwner {
             self.take(arrived).await?;
         }
         match brought {
-            // Of the cursor before nothing is to be noted any more.
+            // Events of the former cursor must not move the position any more.
             SourceEvent::Opened(_) | SourceEvent::Message(..) | SourceEvent::Passed(_)
                 if self.is_setting_back => {}
             SourceEvent::Opened(checkpoint) => self.source.opened(checkpoint),
@@ -100,7 +100,7 @@ impl EffectLaneOwner {
             SourceEvent::Lost => {
                 self.is_setting_back = false;
                 self.source.lost();
-                // Nothing of it is under way: what came before was taken.
+                // No message of the lost cursor is under way: those that arrived before were taken.
                 let _ = self.reader.try_send(SourceReaderCommand::Open);
             }
             SourceEvent::Message(message, in_flight) => match self.source.deliver(&message) {
@@ -120,7 +120,7 @@ impl EffectLaneOwner {
         Ok(())
     }
 
-    /// Leaves a command in `arrived`, or does at once what else a message asks for.
+    /// Leaves a command in `arrived`; handles any other message at once.
     async fn receive(
         &mut self,
         delivered: StreamDelivery,
@@ -139,7 +139,7 @@ impl EffectLaneOwner {
             }
             read => read,
         };
-        // What came before comes first.
+        // Earlier commands come first.
         self.take(arrived).await?;
         let is_settled = match read {
             Ok(EffectLaneMessage::Command(command)) => {
@@ -160,7 +160,7 @@ impl EffectLaneOwner {
         Ok(())
     }
 
-    /// Takes commands into the ledger and begins their calls. Those that stand there already are seen to one by one.
+    /// Takes commands into the ledger and begins their calls. Commands that the ledger already has are handled one by one.
     async fn take(&mut self, arrived: &mut EffectCommandBatch) -> Result<(), LaneExit> {
         let EffectCommandBatch { commands, .. } = std::mem::take(arrived);
         if commands.is_empty() {
@@ -187,7 +187,7 @@ impl EffectLaneOwner {
         let taken: Vec<_> = calls.iter().map(|(call, ..)| call.command).collect();
         if !calls.is_empty() {
             ops.extend(self.source.note());
-            // Where an answer was lost they stand there by this very commit.
+            // A conflict means that this very commit was made and its answer lost: the rows are there.
             let revision = match rows.commit(expect, ops).await? {
                 CommitOutcome::Committed(revision) => Some(revision),
                 _ => None,
@@ -213,7 +213,7 @@ impl EffectLaneOwner {
         delivered.receipt.ack();
     }
 
-    /// Sees to a command that has come before, or that takes back another.
+    /// Handles a command that has come before, or that takes back another one.
     async fn repeat(
         &mut self,
         command: &EffectCommand,
@@ -222,7 +222,7 @@ impl EffectLaneOwner {
     ) -> Result<(), LaneExit> {
         let rows = Arc::clone(&self.shared.rows);
         let note = self.source.note_with(delivered.sequence);
-        // There is nothing to be taken back.
+        // There is no call to take back.
         let Some(known) = known else { return self.note(note.into_iter().collect()).await };
         if !command.cancel {
             rows.around().metrics.dedupe_hit("ledger");
@@ -242,7 +242,7 @@ impl EffectLaneOwner {
     pub(super) async fn cancel(&self, call: &CallRow, note: Option<RowOperation>) -> Result<(), LaneExit> {
         let mut ops: Vec<_> = note.into_iter().collect();
         if !call.state.is_end() {
-            // It stands there before the command counts as read: whoever makes the call may be busy, or gone.
+            // The row is stored before the command counts as read: the call's task may be busy, or gone.
             let key = LaneRowKey::unwanted(call.command);
             ops.push(RowOperation::Put(row(&key), encode(&call.command).into()));
         }
@@ -251,7 +251,7 @@ impl EffectLaneOwner {
         Ok(())
     }
 
-    /// Commits what is to be noted, if there is anything.
+    /// Commits these changes, if there are any.
     pub(super) async fn note(&self, ops: Vec<RowOperation>) -> Result<(), LaneExit> {
         if !ops.is_empty() {
             self.shared.rows.commit(Vec::new(), ops).await?;
@@ -294,7 +294,7 @@ impl EffectLaneOwner {
         Ok(Ok(read))
     }
 
-    /// Makes a dead letter of a message.
+    /// Stores a message as a dead letter.
     async fn bury(
         &self,
         delivered: &StreamDelivery,
@@ -323,7 +323,7 @@ impl EffectLaneOwner {
             correlation: None,
         };
         let key = LaneRowKey::dead(&nobody, delivered.sequence);
-        // It was one before where its source was set back.
+        // After its source was set back, the message may be a dead letter already.
         let is_new = rows.get(&key).await?.is_none();
         let mut ops = vec![RowOperation::Put(row(&key), encode(&letter).into())];
         ops.extend(note);
@@ -332,7 +332,7 @@ impl EffectLaneOwner {
         let mut census = Census::default();
         census.add(CensusKind::Letters, usize::from(is_new));
         self.shared.census.change(&census);
-        // A field, which is quoted: it may have texts of the command in it, with lines of their own.
+        // `why` is a field, which is quoted: it may contain text of the command, with line breaks.
         tracing::warn!(lane = %rows.lane, code, why, "a command is a dead letter");
         Ok(())
     }

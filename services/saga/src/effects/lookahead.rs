@@ -1,8 +1,8 @@
-//! Words for open calls, which a lane reads ahead of commands for which it has no room.
+//! Look-ahead for messages about open calls, past commands for which the lane has no room.
 //!
-//! Commands that wait in the stream hold up what comes behind them, and that may be what ends the calls whose room they wait for. So a
-//! lane that is full has a second cursor, which looks at everything behind the first. It settles nothing: in its turn each message
-//! comes once more, and is known by then.
+//! Commands that wait in the stream hold up the messages behind them, and those may end the very calls whose room the commands wait
+//! for. So a full lane has a second cursor, which reads everything behind the first one. That cursor settles nothing: the first one
+//! delivers each message again later, and the lane recognises it as handled.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -23,9 +23,9 @@ use crate::lane::rows::LaneStore;
 use crate::lane::source::PULL;
 use crate::lane::{LaneBackoff, LaneExit, WORKFLOW_COMMANDS};
 
-/// Messages about calls whose commands wait that are remembered. What is more has its turn.
+/// Remembered messages about calls whose commands still wait. Any further message waits for the first cursor.
 const EARLY_MAX: usize = 10_000;
-/// The server deletes the second cursor when nobody has read it for so long.
+/// Time without a read after which the server deletes the second cursor.
 const UNREAD: Duration = Duration::from_secs(60);
 
 /// State of a lane's look-ahead over the messages behind those that it takes.
@@ -34,13 +34,13 @@ pub(super) struct LookaheadState {
     /// The last message that was looked at.
     seen: u64,
     brought: Option<mpsc::Receiver<StreamDelivery>>,
-    /// Messages about calls whose commands were not taken yet.
+    /// Sequences of messages about calls whose commands were not taken yet.
     early: HashMap<CommandId, Vec<u64>>,
     early_count: usize,
 }
 
 impl LookaheadState {
-    /// The next message; for ever nothing while none is read. Cancel-safe.
+    /// Waits for the next message; never resolves while no look-ahead runs. Cancel-safe.
     pub(super) async fn next(&mut self) -> Option<StreamDelivery> {
         match &mut self.brought {
             Some(brought) => brought.recv().await,
@@ -62,7 +62,7 @@ impl LookaheadState {
     }
 }
 
-/// Reads what stands behind a position, until nobody wants it any more.
+/// Reads the messages behind a position, until the lane stops or drops the receiver.
 struct LookaheadReader {
     rows: Arc<LaneStore>,
     source: ConsumerSource,
@@ -110,7 +110,7 @@ impl LookaheadReader {
                 },
                 Err(error) => error.to_string(),
             };
-            tracing::info!(lane = %self.rows.lane, "its cursor ahead is made anew: {why}");
+            tracing::info!(lane = %self.rows.lane, "the look-ahead cursor was lost, opening another: {why}");
             tokio::time::sleep(pauses.next()).await;
         }
     }
@@ -130,7 +130,7 @@ impl EffectLaneOwner {
                 let (to, brought) = mpsc::channel(16);
                 self.ahead.brought = Some(brought);
                 let lane = &self.shared.lane;
-                tracing::info!(lane = %self.shared.rows.lane, "it has as many open calls as it may; commands wait");
+                tracing::info!(lane = %self.shared.rows.lane, "the limit of open calls is reached; commands wait");
                 let reading = LookaheadReader {
                     rows: Arc::clone(&self.shared.rows),
                     source: ConsumerSource::Commands(lane.effect.clone()),
@@ -147,12 +147,12 @@ impl EffectLaneOwner {
         }
     }
 
-    /// Does at once what a message that was read ahead says about a call that is open.
+    /// Applies a message that was read ahead to its call, if that is open; remembers it for later if the call's command still waits.
     pub(super) async fn take_ahead(&mut self, delivered: &StreamDelivery) -> Result<(), LaneExit> {
         self.ahead.seen = self.ahead.seen.max(delivered.sequence);
         delivered.receipt.ack();
         let read = self.read(&delivered.subject, &delivered.payload)?;
-        // A dead letter is one in its turn.
+        // The first cursor makes a dead letter of it later.
         let Ok(read) = read else { return Ok(()) };
         if let Some(command) = self.about(&read)
             && !self.do_ahead(command, read, delivered.stored_millis).await?
@@ -162,12 +162,12 @@ impl EffectLaneOwner {
         Ok(())
     }
 
-    /// Does what was said ahead about calls whose commands have been taken now.
+    /// Handles the remembered messages about calls whose commands have now been taken.
     pub(super) async fn handle_early_requests(&mut self, taken: &[CommandId]) -> Result<(), LaneExit> {
         for command in taken {
             for sequence in self.ahead.take_early(*command) {
                 let found = self.shared.rows.around().broker.message(WORKFLOW_COMMANDS, sequence).await;
-                // In its turn it comes anyway.
+                // If it cannot be read now, the first cursor delivers it later.
                 let Ok(Some(message)) = found else { continue };
                 if let Ok(read) = self.read(&message.subject, &message.payload)? {
                     self.do_ahead(*command, read, message.stored_millis).await?;
@@ -190,7 +190,7 @@ impl EffectLaneOwner {
         }
     }
 
-    /// Does what is said of a call; says whether there is one.
+    /// Applies a message to its call; returns whether the ledger has that call.
     async fn do_ahead(
         &mut self,
         command: CommandId,
@@ -202,7 +202,7 @@ impl EffectLaneOwner {
         match read {
             EffectLaneMessage::Command(taken_back) => {
                 let known: CallRow = rows.decode(&known)?;
-                // One of another payload is a dead letter, in its turn.
+                // A cancellation with another payload becomes a dead letter when the first cursor delivers it.
                 if known.is_same(&taken_back) {
                     self.cancel(&known, None).await?;
                 }

@@ -1,7 +1,7 @@
-//! Upstreams: how many calls there may be, whose turn it is, and which of them is left alone.
+//! Upstreams: how many calls each takes, which tenant has the next turn, and which upstreams are left alone.
 //!
-//! One for a process: its lanes share what their effects' providers allow. Each effect has its gate, and so has a provider that limits its
-//! effects together: a call passes that of its effect first, then that of its provider.
+//! The lanes of a process share these limits. Each effect has a gate, and so has a provider that limits its effects together: a call
+//! passes the gate of its effect first, then the gate of its provider.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -40,27 +40,27 @@ struct UpstreamState {
     under_way: u32,
     /// True while a timer is running that serves the gate again.
     is_waking: bool,
-    /// Tells that it is left alone, where it is.
+    /// Impairment that reports the upstream as left alone, while it is.
     left_alone: Option<ImpairmentGuard>,
 }
 
-/// A call may be made. Its turns are given back when it is dropped.
+/// Permission to make one call. Its turns are given back on drop.
 pub struct CallPermit {
     of_effect: UpstreamSlot,
     _of_provider: Option<UpstreamSlot>,
 }
 
-/// A turn at a gate. Given back when it is dropped.
+/// A turn at a gate, given back on drop.
 struct UpstreamSlot {
     upstreams: Upstreams,
     gate: UpstreamKey,
     tenant: TenantId,
-    /// True if the upstream failed; nothing when the call told nothing about it.
+    /// True if the upstream failed; `None` when the call does not show whether it did.
     verdict: Option<bool>,
 }
 
 impl CallPermit {
-    /// Notes what came of the call: whether the upstream failed.
+    /// Notes the outcome of the call: whether the upstream failed.
     pub fn note(&mut self, has_failed: bool) {
         self.of_effect.verdict = Some(has_failed);
     }
@@ -86,19 +86,19 @@ impl Upstreams {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until a call may be made. Cancel-safe: whoever stops waiting has no turn.
+    /// Waits until a call may be made. Cancel-safe: a caller that stops waiting takes no turn.
     pub async fn permit(&self, effect: &Effect, tenant: &TenantId, weight: u32) -> CallPermit {
         loop {
             let limits = (effect.limits, effect.breaker);
             let of_effect = self.turn(UpstreamKey::Effect(effect.name.clone()), limits, tenant, weight).await;
             let Some(shared) = &effect.shared else { return CallPermit { of_effect, _of_provider: None } };
-            // Nothing is noted of calls there: its breaker never opens.
+            // Outcomes are noted at the effect's gate only, so the provider's breaker never opens.
             let (gate, limits) = (
                 UpstreamKey::Provider(shared.provider.clone()),
                 (shared.limits, CircuitBreakerPolicy::default()),
             );
             let of_provider = self.turn(gate, limits, tenant, weight).await;
-            // Others may have failed meanwhile.
+            // Other calls of the effect may have failed meanwhile.
             if !self.is_left_alone(&of_effect.gate) {
                 return CallPermit { of_effect, _of_provider: Some(of_provider) };
             }
@@ -109,7 +109,7 @@ impl Upstreams {
         self.all().get(gate).is_some_and(|upstream| upstream.left_alone_until(Timestamp::now()).is_some())
     }
 
-    /// Waits for a turn at a gate that goes by these limits now. Cancel-safe.
+    /// Waits for a turn at a gate, which has these limits from now on. Cancel-safe.
     async fn turn(
         &self,
         gate: UpstreamKey,
@@ -150,7 +150,7 @@ impl Upstreams {
             }
             let Some((tenant, give)) = upstream.turns.take() else { return };
             if give.is_closed() {
-                // Whoever it was has stopped waiting.
+                // The caller has stopped waiting.
                 upstream.turns.done(&tenant);
                 upstream.circuit.release();
                 continue;
@@ -158,7 +158,7 @@ impl Upstreams {
             upstream.under_way += 1;
             drop(all);
             let (upstreams, gate) = (self.clone(), gate.clone());
-            // Where nobody waits any more, the turn is given back by being dropped.
+            // If the caller has gone since, the unsent turn is dropped, which gives it back.
             let _ = give.send(UpstreamSlot { upstreams, gate, tenant, verdict: None });
         }
     }
@@ -175,7 +175,7 @@ impl Upstreams {
         });
     }
 
-    /// Tells whether an effect's upstream is left alone now.
+    /// Reports, in metrics and health, whether an effect's upstream is left alone now.
     pub(super) fn report_circuit(&self, effect: &EffectName, around: &LaneEnvironment) {
         if let Some(upstream) = self.all().get_mut(&UpstreamKey::Effect(effect.clone())) {
             let is_open = !upstream.circuit.is_closed();
@@ -184,7 +184,7 @@ impl Upstreams {
                 false => upstream.left_alone = None,
                 true if upstream.left_alone.is_some() => {}
                 true => {
-                    let why = "too many calls have failed; it is left alone, and tried from time to time";
+                    let why = "too many calls have failed; calls are suspended, with occasional probes";
                     upstream.left_alone =
                         Some(around.health.begin_impairment(&format!("upstream of {effect}"), why));
                 }
@@ -192,8 +192,8 @@ impl Upstreams {
         }
     }
 
-    /// Tells no more whether an effect's upstream is left alone, since its calls are another replica's from now on. A lane of another
-    /// tenant that is still owned tells it with its next call.
+    /// Stops reporting that an effect's upstream is left alone, since another replica makes the calls from now on. If this replica
+    /// still owns a lane of another tenant for the effect, that lane reports it with its next call.
     pub(super) fn clear_circuit_report(&self, effect: &EffectName, around: &LaneEnvironment) {
         if let Some(upstream) = self.all().get_mut(&UpstreamKey::Effect(effect.clone())) {
             around.metrics.effects.breaker(effect.as_str(), false);
@@ -227,7 +227,7 @@ impl UpstreamState {
         }
     }
 
-    /// Goes by what its provider says now, which a reload may have changed. What is under way counts on.
+    /// Takes over the provider's current limits, which a reload may have changed. Calls under way still count.
     fn follow(&mut self, limits: CallLimits, breaker: CircuitBreakerPolicy) {
         if self.limits.rate != limits.rate {
             self.pace = limits.rate.map(CallRateLimiter::new);
@@ -294,7 +294,7 @@ mod tests {
         assert!(futures_util::poll!(&mut waits).is_pending(), "there may be two of both");
         drop(first);
         let third = waits.await;
-        // Who stops waiting for its provider has no turn of its effect either.
+        // A caller that stops waiting for the provider has no turn of the effect either.
         {
             let given_up = upstreams.permit(&one, &tenant, 1);
             tokio::pin!(given_up);
@@ -336,7 +336,7 @@ mod tests {
         tokio::pin!(waits);
         assert!(futures_util::poll!(&mut waits).is_pending(), "there may be one at a time");
         let (waited, second) = tokio::join!(&mut waits, upstreams.permit(&after, &tenant, 1));
-        // What is under way counts on where there may be fewer again.
+        // Calls under way still count when the limit is lowered again.
         drop(first);
         let again = upstreams.permit(&before, &tenant, 1);
         tokio::pin!(again);

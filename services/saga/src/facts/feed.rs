@@ -9,9 +9,9 @@ use super::reader::FactReader;
 use super::{FactsError, InstanceChange};
 
 /// Changes that a watcher may fall behind before it reads alone.
-const TOLD_MAX: usize = 1024;
+const LAG_MAX: usize = 1024;
 
-/// Feed of a tenant's facts. It ends when nobody has it any more.
+/// Feed of a tenant's facts. Its task ends when the feed is dropped.
 pub(super) struct FactFeed {
     /// Which life of the stream it reads.
     pub(super) incarnation: u64,
@@ -22,11 +22,11 @@ pub(super) struct FactFeed {
 struct FactFeedShared(Mutex<FactFeedState>);
 
 struct FactFeedState {
-    /// Everything up to this sequence was told.
+    /// Everything up to this sequence was sent to subscribers.
     reached: u64,
-    /// The row of the fact of this sequence is being read, or was.
+    /// Sequence of the last fact whose row is being read, or was.
     begun: u64,
-    /// Nothing once it has ended.
+    /// `None` once the feed has ended.
     changes: Option<broadcast::Sender<InstanceChange>>,
     /// Why it has ended.
     why: Option<FactsError>,
@@ -37,8 +37,8 @@ impl FactFeedShared {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells everything, until something fails.
-    async fn tell(&self, reading: &mut FactReader) -> FactsError {
+    /// Sends every change to the subscribers, until a read fails.
+    async fn publish(&self, reading: &mut FactReader) -> FactsError {
         loop {
             let fact = match reading.next().await {
                 Ok(fact) => fact,
@@ -51,9 +51,9 @@ impl FactFeedShared {
             };
             let mut state = self.state();
             state.reached = fact.sequence;
-            if let Some(told) = &state.changes {
-                // Whoever listens next begins behind it.
-                let _ = told.send(InstanceChange { fact, record });
+            if let Some(sender) = &state.changes {
+                // Without a subscriber the change is dropped: the next one begins behind `reached`.
+                let _ = sender.send(InstanceChange { fact, record });
             }
         }
     }
@@ -66,7 +66,7 @@ impl FactFeed {
         let state = FactFeedState {
             reached: at.sequence,
             begun: at.sequence,
-            changes: Some(broadcast::Sender::new(TOLD_MAX)),
+            changes: Some(broadcast::Sender::new(LAG_MAX)),
             why: None,
         };
         let (shared, stop) = (Arc::new(FactFeedShared(Mutex::new(state))), CancellationToken::new());
@@ -74,7 +74,7 @@ impl FactFeed {
         tokio::spawn(async move {
             let why = tokio::select! {
                 () = stopped.cancelled() => None,
-                why = theirs.tell(&mut reading) => Some(why),
+                why = theirs.publish(&mut reading) => Some(why),
             };
             let mut state = theirs.state();
             (state.changes, state.why) = (None, why);
@@ -82,14 +82,14 @@ impl FactFeed {
         Self { incarnation: at.incarnation, shared, _stop: stop.drop_guard() }
     }
 
-    /// Listens from now on; gives the sequence up to which everything was told before.
+    /// Subscribes to changes from now on; also gives the sequence up to which everything was sent before.
     pub(super) fn subscribe(&self) -> (broadcast::Receiver<InstanceChange>, u64) {
         let state = self.shared.state();
-        let told = match &state.changes {
-            Some(told) => told.subscribe(),
+        let changes = match &state.changes {
+            Some(sender) => sender.subscribe(),
             None => broadcast::channel(1).1,
         };
-        (told, state.reached)
+        (changes, state.reached)
     }
 
     /// The last fact whose row was read, or is being read.
@@ -97,7 +97,7 @@ impl FactFeed {
         self.shared.state().begun
     }
 
-    /// Returns whether it tells nothing any more.
+    /// Returns whether the feed has ended.
     pub(super) fn has_ended(&self) -> bool {
         self.shared.state().changes.is_none()
     }

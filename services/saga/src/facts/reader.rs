@@ -1,4 +1,4 @@
-//! A reader of facts: a consumer that goes by itself.
+//! A reader of facts: an ephemeral consumer, which the broker removes once it is unused.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,9 +18,9 @@ use crate::reads::RowReadError;
 
 /// Messages and bytes that one pull may bring.
 const PULL: PullLimit = PullLimit { messages: 64, bytes: 1024 * 1024 };
-/// A consumer that nobody reads goes after this time: that of a process which died.
+/// Time after which the broker removes an unread consumer: its process has died.
 const INACTIVE: Duration = Duration::from_secs(60);
-/// How long the broker and the store may be away before those who watch are told; they resume by themselves then.
+/// How long the broker and the store may be away before watchers get an error; they then resume on their own.
 const AWAY_MAX: Duration = Duration::from_secs(30);
 
 /// Numbers of consumers of this process.
@@ -121,14 +121,14 @@ impl FactReader {
                     }
                 }
                 Err(lost) => {
-                    tracing::info!(consumer = self.consumer, "facts are read by another cursor: {lost}");
+                    tracing::info!(consumer = self.consumer, "facts cursor lost, opening another: {lost}");
                     self.open = None;
                 }
             }
         }
     }
 
-    /// Takes a message in; nothing for one that tells of no instance.
+    /// Takes a message in; `None` for one that is no fact about an instance of this tenant.
     fn take(&mut self, message: &StreamDelivery) -> Option<Fact> {
         let open = self.open.as_mut()?;
         message.receipt.ack();
@@ -148,7 +148,7 @@ impl FactReader {
         self.fact(message)
     }
 
-    /// Reads what a message tells. What is another tenant's, or cannot be read, tells of nothing.
+    /// Reads the fact that a message carries; `None` where the message is another tenant's or cannot be read.
     fn fact(&self, message: &StreamDelivery) -> Option<Fact> {
         let (tenant, subject) = MessageSubject::read(&message.subject, !self.tenant.is_single())?;
         let body: FactMessage = workflow::message::read(&message.payload, &self.tenant).ok()?;
@@ -166,7 +166,7 @@ impl FactReader {
         loop {
             match self.inner.record(&self.tenant, fact).await {
                 Err(RowReadError::Store(error)) if since.elapsed() < AWAY_MAX => {
-                    tracing::warn!("{error}; it is asked again");
+                    tracing::warn!("{error}; retrying");
                     tokio::time::sleep(pauses.next()).await;
                 }
                 read => return read,
@@ -180,7 +180,7 @@ impl Drop for FactReader {
         let (inner, consumer) = (Arc::clone(&self.inner), std::mem::take(&mut self.consumer));
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         runtime.spawn(async move {
-            // Where that fails it goes by itself.
+            // If this fails, the broker removes the consumer once it is inactive.
             let _ = inner.broker.delete_cursor(WORKFLOW_EVENTS, &consumer).await;
         });
     }

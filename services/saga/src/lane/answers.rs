@@ -1,4 +1,4 @@
-//! Answers of owners to whoever asked them.
+//! Answers of lane owners to their callers.
 
 use broker::BrokerError;
 use bytes::Bytes;
@@ -14,13 +14,13 @@ use super::LaneEnvironment;
 use super::LaneExit;
 use super::rows::{LaneStore, row};
 
-/// Answers to words are kept so long, in milliseconds: longer than their stream keeps the words.
+/// How long answers to requests are kept, in milliseconds: longer than the stream keeps the requests.
 const KEPT_MILLIS: u64 = 8 * 24 * 3_600_000;
 
-/// Answer to a word, as it is kept and sent.
+/// Answer to a request, as it is stored and sent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LaneRequestAnswer {
-    /// Hash of what was asked, and by whom.
+    /// Hash of the request and its caller.
     #[serde(default)]
     pub request_hash: String,
     /// Outcome of the request.
@@ -28,13 +28,13 @@ pub struct LaneRequestAnswer {
     /// Correlation that the request was about.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub correlation: Option<CorrelationId>,
-    /// The letter that stands in front of its correlation now.
+    /// Dead letter that parks the correlation now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub front: Option<u64>,
-    /// Inputs that are held back still.
+    /// Number of inputs that are still held back.
     #[serde(default)]
     pub held: u64,
-    /// Inputs that were removed with a letter.
+    /// Number of inputs that were removed with the dead letter.
     #[serde(default)]
     pub removed: u64,
 }
@@ -43,7 +43,7 @@ pub struct LaneRequestAnswer {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LaneRequestOutcome {
-    /// Request was done; of a letter: it is gone, and was not applied.
+    /// Request was done; if it is about a dead letter, that was removed without being applied.
     Done,
     /// Content of the letter was applied.
     Applied,
@@ -51,9 +51,9 @@ pub enum LaneRequestOutcome {
     Held,
     /// Content of the letter waits for its step, or for the start.
     Kept,
-    /// Content of the letter failed again: why.
+    /// Content of the letter failed again, for this reason.
     Dead(String),
-    /// Content of the letter changed nothing: why.
+    /// Content of the letter changed nothing, for this reason.
     Ignored(String),
     /// Request was passed on to the lane of this correlation, which answers.
     PassedOn(CorrelationId),
@@ -88,7 +88,7 @@ impl LaneRequestAnswer {
         LaneRowKey::request(&format!("word/{request}"))
     }
 
-    /// The change that keeps it.
+    /// The change that stores the answer.
     pub(crate) fn put(&self, request: &str, millis: u64) -> RowOperation {
         RowOperation::PutUntil(
             row(&Self::key(request)),
@@ -98,7 +98,7 @@ impl LaneRequestAnswer {
     }
 }
 
-/// Commits a change together with the answer to the word that asked for it; gives what was answered first where it came before.
+/// Commits a change together with the answer to the request for it; a repeated request gets its first answer.
 pub(crate) async fn commit_answer(
     rows: &LaneStore,
     request: &str,
@@ -121,8 +121,8 @@ pub(crate) async fn commit_answer(
     }
 }
 
-/// Answers whoever asked. An answer that is too large for a message is to be read from its row, which has to be committed by then.
-/// Nobody waits for one that gets lost on its way: whoever asked reads the row.
+/// Sends an answer to the caller. The caller reads an answer that is too large for a message, or gets lost on its way, from its row,
+/// which therefore has to be committed before.
 pub(crate) async fn answer<T: Serialize + Sync>(around: &LaneEnvironment, to: &ReplyAddress, answer: &T) {
     let write =
         |answer: Option<&T>| Bytes::from(message::write(&AnswerMessage { token: to.token.clone(), answer }));
@@ -131,6 +131,6 @@ pub(crate) async fn answer<T: Serialize + Sync>(around: &LaneEnvironment, to: &R
         sent => sent,
     };
     if let Err(error) = sent {
-        tracing::debug!("an answer did not reach who asked: {error}");
+        tracing::debug!("an answer was not sent to its caller: {error}");
     }
 }

@@ -1,19 +1,19 @@
-//! How much a lane has to send: beyond a limit nothing new is taken in.
+//! Backlog of a lane's outgoing messages: at a limit, the lane takes in nothing new.
 //!
-//! Two tasks send, and each notes what it has: what goes to the broker, and what goes to the gateway of aggregates. Both keep it in
-//! memory, which is bounded by this.
+//! Two tasks send, one to the broker and one to the gateway of aggregates, and each notes its backlog. Both keep theirs in memory,
+//! which this limit bounds.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tokio::sync::Notify;
 
-/// Rows of the outbox with which a lane takes in nothing new.
+/// Number of outbox rows at which a lane takes in nothing new.
 pub const OUTBOX_ROWS_MAX: usize = 10_000;
-/// Bytes of their bodies with which it does not either.
+/// Bytes of outbox bodies at which a lane takes in nothing new.
 pub const OUTBOX_BYTES_MAX: usize = 64 * 1024 * 1024;
 
-/// Timers that are due at once may fill this part of the outbox: what others order goes behind what is there, and must not wait for
-/// all of it.
+/// Divisor of the outbox that timers due at once may fill: messages of other inputs go behind theirs, and must not wait for a full
+/// outbox.
 const OF_TIMERS: usize = 8;
 
 /// Backlog of a lane: rows that wait to be sent.
@@ -32,7 +32,7 @@ struct BacklogCounters {
 }
 
 impl Backlog {
-    /// Nothing, with this limit of rows.
+    /// Makes an empty backlog with this limit of rows.
     #[must_use]
     pub fn new(rows_max: usize) -> Self {
         Self {
@@ -43,12 +43,12 @@ impl Backlog {
         }
     }
 
-    /// Notes what goes to the broker.
+    /// Notes the backlog for the broker.
     pub(super) fn note_for_broker(&self, rows: usize, bytes: usize) {
         self.note(&self.broker, rows, bytes);
     }
 
-    /// Notes what goes to the gateway.
+    /// Notes the backlog for the gateway.
     pub(super) fn note_for_gateway(&self, rows: usize, bytes: usize) {
         self.note(&self.gateway, rows, bytes);
     }
@@ -62,13 +62,13 @@ impl Backlog {
         }
     }
 
-    /// Returns whether nothing new is to be taken in.
+    /// Returns whether the backlog is at its limit: nothing new may be taken in.
     #[must_use]
     pub fn is_full(&self) -> bool {
         self.sum(|part| &part.rows) >= self.rows_max || self.sum(|part| &part.bytes) >= OUTBOX_BYTES_MAX
     }
 
-    /// Returns whether no timer is to fire: it is full, or has what a crowd of timers may fill.
+    /// Returns whether no timer may fire: the backlog is full, or at the part that timers may fill.
     #[must_use]
     pub fn is_crowded(&self) -> bool {
         self.is_full() || self.sum(|part| &part.rows) >= (self.rows_max / OF_TIMERS).max(1)
@@ -78,7 +78,7 @@ impl Backlog {
         of(&self.broker).load(Ordering::Acquire) + of(&self.gateway).load(Ordering::Acquire)
     }
 
-    /// Waits until there is less to send again than the limit, or than timers may fill. Cancel-safe; for the owner of the lane alone.
+    /// Waits until the backlog falls below the limit, or below the part that timers may fill. Cancel-safe; for the lane's owner only.
     pub async fn eased(&self) {
         self.eased.notified().await;
     }

@@ -1,4 +1,4 @@
-//! How far a source was read, as it is kept, and what the stream says to that.
+//! Stored position of a source, and its comparison with the stream.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use workflow::lane_request::RewindTarget;
 
-/// Messages before the last one that was read are read again when a stream went back: so long before, in milliseconds.
+/// How far before the last message read, in milliseconds, reading resumes after a stream went back.
 const BACK_MILLIS: u64 = 3_600_000;
 
 /// How far a source was read.
@@ -17,18 +17,18 @@ pub struct Checkpoint {
     pub incarnation: u64,
     /// The last sequence up to which everything is settled.
     pub position: u64,
-    /// The last message that was settled, by which the stream is known again.
+    /// The last message that was settled, by which the stream is recognised.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub anchor: Option<Anchor>,
-    /// The moment at which reading begins, in milliseconds since 1970, as long as nothing was settled.
+    /// The moment at which reading begins, in milliseconds since 1970, while nothing was settled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<u64>,
-    /// The position that it had before it was set back, until it is there again.
+    /// The position before the source was set back, until that is reached again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub again_to: Option<u64>,
 }
 
-/// A message by which a stream is known again.
+/// A message by which a stream is recognised.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Anchor {
     /// Sequence of the message.
@@ -52,7 +52,7 @@ impl Anchor {
         Self { sequence, stored, digest: u64::from_be_bytes(first) }
     }
 
-    /// Returns whether a message is the one that made it.
+    /// Returns whether a message is the one that made this anchor.
     #[must_use]
     pub fn is_of(&self, message: &StoredMessage) -> bool {
         *self == Self::of(&message.subject, &message.payload, message.sequence, message.stored_millis)
@@ -64,7 +64,7 @@ impl Anchor {
 pub enum CheckpointComparison {
     /// Stream is as it was: reading goes on behind the position.
     GoesOn,
-    /// Stream is as it was, but this many messages are gone that were not read.
+    /// Stream is as it was, but this many unread messages are gone.
     Expired(u64),
     /// Stream went back, or is another one.
     WentBack(StreamLoss),
@@ -107,13 +107,13 @@ impl fmt::Display for StreamLoss {
 }
 
 impl Checkpoint {
-    /// The checkpoint of a source of which nothing was read.
+    /// The checkpoint of a source that was never read.
     #[must_use]
     pub const fn new(incarnation: u64, since: Option<u64>) -> Self {
         Self { incarnation, position: 0, anchor: None, since, again_to: None }
     }
 
-    /// The highest position that it had: one that was set back is on its way there.
+    /// The highest position so far: a source that was set back is on its way to it.
     #[must_use]
     pub fn was_at(&self) -> u64 {
         self.again_to.unwrap_or_default().max(self.position)
@@ -128,7 +128,7 @@ impl Checkpoint {
         if stream.last_sequence < self.position {
             return CheckpointComparison::WentBack(StreamLoss::Shorter);
         }
-        // Where no message is at the anchor, it was deleted or is too old: what comes behind it is as it was.
+        // A missing anchor message was deleted or has expired: the messages behind it are as they were.
         if let (Some(anchor), Some(message)) = (&self.anchor, at_anchor)
             && !anchor.is_of(message)
         {
@@ -140,7 +140,7 @@ impl Checkpoint {
         }
     }
 
-    /// The checkpoint from which a source is read again; nothing where it was not read as far.
+    /// The checkpoint from which a source is read again; `None` where it was not read that far.
     #[must_use]
     pub fn set_back(&self, to: RewindTarget) -> Option<Self> {
         let Self { incarnation, position, .. } = *self;
@@ -160,7 +160,7 @@ impl Checkpoint {
                 let is_behind = match (self.anchor, self.since) {
                     (Some(anchor), _) => anchor.stored >= time,
                     (None, Some(since)) if position == 0 => since > time,
-                    // It begins with the first message, or it is not known when the position was stored.
+                    // Either reading begins with the first message, or the time of the position is unknown.
                     (None, _) => false,
                 };
                 let since = Some(time);
@@ -169,7 +169,7 @@ impl Checkpoint {
         }
     }
 
-    /// The checkpoint after the stream went back: what was stored since shortly before the last message read is read again.
+    /// The checkpoint after the stream went back: reading resumes at messages stored shortly before the last one read.
     #[must_use]
     pub fn back(&self, incarnation: u64) -> Self {
         let since = self.anchor.map(|anchor| anchor.stored.saturating_sub(BACK_MILLIS)).or(self.since);
@@ -231,7 +231,7 @@ mod tests {
         ] {
             assert_eq!(read.compare(&stream, found), expected, "{stream:?}");
         }
-        // Of what was never read nothing can be missing.
+        // A source that was never read cannot miss anything.
         assert_eq!(
             Checkpoint::new(1, Some(4)).compare(&stream(1, 50, 60), None),
             CheckpointComparison::GoesOn
@@ -243,10 +243,10 @@ mod tests {
         let back = Checkpoint { position: 3, again_to: Some(9), ..Checkpoint::new(1, None) };
         assert_eq!(read.set_back(RewindTarget::Sequence(4)), Some(back.clone()));
         assert_eq!((read.set_back(place(5)), read.set_back(place(1))), (time(5, 9), time(1, 9)));
-        // Where it was at first is known also when it is set back once more on its way.
+        // The original position survives a second set-back on the way.
         let further = Checkpoint { position: 1, ..back.clone() };
         assert_eq!((back.was_at(), back.set_back(RewindTarget::Sequence(2))), (9, Some(further)));
-        // Nothing is passed over.
+        // Setting back never skips messages.
         assert_eq!((read.set_back(RewindTarget::Sequence(10)), read.set_back(place(6))), (None, None));
         let begun = Checkpoint::new(1, Some(4));
         assert_eq!((begun.set_back(place(3)), begun.set_back(place(4))), (time(3, 0), None));

@@ -6,7 +6,7 @@ use model::TenantId;
 use workflow::key::{RowKeyPart, StoreTable};
 use workflow::{LaneRowKey, WorkflowLane};
 
-/// Where a dead letter is: its lane, and its key there. Written without the tenant: `s:order:0:o-1:00000000000000000007`,
+/// Name of a dead letter: its lane, and its key there. Written without the tenant: `s:order:0:o-1:00000000000000000007`,
 /// `e:pay:0:-:00000000000000000912`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DeadLetterName {
@@ -17,7 +17,7 @@ pub struct DeadLetterName {
 }
 
 impl DeadLetterName {
-    /// Reads a name; nothing for a text that is the name of no letter.
+    /// Parses a name; `None` for a text that names no dead letter.
     #[must_use]
     pub fn parse(text: &str, tenant: &TenantId) -> Option<Self> {
         let mut parts = text.split(':');
@@ -31,7 +31,7 @@ impl DeadLetterName {
         };
         let key = LaneRowKey::of_store(format!("{}:{correlation}:{number}", StoreTable::Dead.as_str()));
         let found = Self { lane, key };
-        // Only the one form: two names never say the same, and nothing else reaches the store.
+        // Only the canonical form: a letter has one name, and no other text reaches the store.
         let is_letter =
             matches!(found.key.parts().as_deref(), Some([_, RowKeyPart::Text(number)]) if is_number(number));
         (is_letter && found.to_string() == text).then_some(found)

@@ -1,7 +1,7 @@
-//! Commands of aggregates: submitted to their gateway, in order of each correlation.
+//! Commands of aggregates: submitted to their gateway, in order within each correlation.
 //!
-//! The row of the outbox is all that is kept of one: it stays until the answer is committed as an input of its instance. The gateway
-//! knows a command by its id, so one whose answer was lost is submitted again.
+//! The outbox row is the only record of a command: it stays until the answer is committed as an input of its instance. The gateway
+//! recognises a command by its id, so one whose answer was lost is submitted again.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use super::relay::OutboxRow;
 use super::rows::LaneStore;
 use crate::spans::{PendingSpan, SpanSubject};
 
-/// Commands of a lane that are under way, those among them that wait for a turn of their tenant or are to be submitted again.
+/// Commands of a lane under way at a time, including those that wait for a turn of their tenant or for a retry.
 const AT_ONCE: usize = TENANT_COMMANDS_MAX;
 
 /// A command for an aggregate.
@@ -30,7 +30,7 @@ const AT_ONCE: usize = TENANT_COMMANDS_MAX;
 pub struct AggregateCommand {
     /// The tenant; empty where there are none.
     pub tenant_id: String,
-    /// The command, by which repeats are known.
+    /// Id of the command, by which repeats are recognised.
     pub command_id: CommandId,
     /// The type of the aggregate.
     pub aggregate_type: String,
@@ -42,7 +42,7 @@ pub struct AggregateCommand {
     pub payload_json: String,
     /// The correlation of the instance that orders it.
     pub correlation_id: String,
-    /// Trace that it belongs to, as W3C has it.
+    /// Trace that the command belongs to, as a W3C `traceparent`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub traceparent: Option<String>,
 }
@@ -56,7 +56,7 @@ pub enum GatewayAnswer {
     Refused {
         /// Code that the saga decides by.
         code: String,
-        /// The reason, for people.
+        /// Reason, as text for people.
         message: String,
     },
     /// Outcome is unknown: the command is submitted again.
@@ -86,7 +86,7 @@ pub struct AnsweredCommand {
     pub cause: Option<TraceParent>,
 }
 
-/// Submits commands until nobody orders any more.
+/// Submits commands until their channel closes.
 pub struct CommandSubmitter {
     /// Rows of the lane.
     pub rows: Arc<LaneStore>,
@@ -103,7 +103,7 @@ impl CommandSubmitter {
     pub async fn run(mut self) {
         let mut lines: HashMap<CorrelationId, VecDeque<(u64, OutboxRow)>> = HashMap::new();
         let mut ready: VecDeque<CorrelationId> = VecDeque::new();
-        // Those that have no answer, each with the bytes of its body.
+        // Commands without an answer, each with the bytes of its body.
         let mut known: HashMap<u64, usize> = HashMap::new();
         let mut bytes = 0;
         let mut working = FuturesUnordered::new();
@@ -130,7 +130,7 @@ impl CommandSubmitter {
                     }
                 }
                 ordered = self.ordered.recv() => match ordered {
-                    // The outbox was read again.
+                    // The outbox was read again, and this command is known.
                     Some((number, _)) if known.contains_key(&number) => {}
                     Some((number, item)) => {
                         bytes += item.body.len();
@@ -163,7 +163,7 @@ async fn submit(
         (Ok(command), Ok(id)) => {
             let (mut pauses, mut lack) = (LaneBackoff::default(), None);
             loop {
-                // Lanes of a tenant take turns; who pauses has none. Nobody closes it.
+                // Lanes of a tenant take turns; a command in its pause holds none. The semaphore is never closed.
                 let turn = turns.acquire().await;
                 let answer = gateway.submit(&command).await;
                 drop(turn);
@@ -177,15 +177,15 @@ async fn submit(
                     }
                     GatewayAnswer::Unknown { why } => {
                         tracing::warn!(command = %id, "a command is submitted again: {why}");
-                        // The former one is kept until there is another.
-                        let told = health.begin_impairment("gateway of aggregates", &why);
-                        lack.replace(told);
+                        // The former guard lives until the new one exists, so that the impairment does not flicker.
+                        let impairment = health.begin_impairment("gateway of aggregates", &why);
+                        lack.replace(impairment);
                         tokio::time::sleep(pauses.next()).await;
                     }
                 }
             }
         }
-        // No program wrote it.
+        // No program writes such a row.
         (_, id) => {
             let id = id.unwrap_or(CommandId::from_bits(0));
             result(id, CommandOutcome::Failed, Json::object([("code", Json::text("damaged"))]))

@@ -1,4 +1,4 @@
-//! Bounds that lanes of a process share: bytes that are in flight, and commands of a tenant that a gateway has at a time.
+//! Limits that lanes of a process share: bytes in flight, and commands of a tenant at a gateway.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,15 +7,15 @@ use broker::ReceiptHandle;
 use model::TenantId;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
-/// Bytes of messages that lanes of a process have read and not settled. What waits for room of its tenant, for a letter or for calls to
-/// end does not count: it would be in the way of what makes room.
+/// Bytes of messages that lanes of a process have read and not settled. Messages that wait for their tenant's quota, behind a dead
+/// letter, or for calls to end do not count: they would block the messages that make room.
 pub const IN_FLIGHT_BYTES_MAX: usize = 64 * 1024 * 1024;
-/// Commands of aggregates of one tenant that are submitted at a time.
+/// Commands of aggregates of one tenant that may be submitted at a time.
 pub const TENANT_COMMANDS_MAX: usize = 32;
 /// Bytes are counted in pieces of this size.
 const PIECE: usize = 1024;
 
-/// Bounds of a process. Cheap to clone.
+/// Limits of a process. Cheap to clone.
 #[derive(Clone)]
 pub struct InFlightLimits {
     in_flight: Arc<Semaphore>,
@@ -30,7 +30,7 @@ impl Default for InFlightLimits {
 }
 
 impl InFlightLimits {
-    /// So many bytes may be in flight.
+    /// Makes limits with this many bytes in flight.
     #[must_use]
     pub fn of_bytes(bytes: usize) -> Self {
         let pieces = u32::try_from(bytes / PIECE).unwrap_or(u32::MAX).max(1);
@@ -44,7 +44,7 @@ impl InFlightLimits {
         (self.pieces as usize).saturating_sub(self.in_flight.available_permits()) * PIECE
     }
 
-    /// The part of one source.
+    /// Makes the budget of one source.
     pub(crate) fn share(&self) -> InFlightBudget {
         InFlightBudget(Arc::new(InFlightBudgetInner {
             in_flight: Arc::clone(&self.in_flight),
@@ -63,8 +63,8 @@ impl InFlightLimits {
     }
 }
 
-/// Budget of one source of a lane for bytes in flight. Each source may have one message whatever the others have, so that none
-/// waits for another. Cheap to clone.
+/// Budget of one source of a lane for bytes in flight. Each source may always have one message, so that no source waits for another.
+/// Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct InFlightBudget(Arc<InFlightBudgetInner>);
 
@@ -72,7 +72,7 @@ struct InFlightBudgetInner {
     in_flight: Arc<Semaphore>,
     pieces: u32,
     counted: Mutex<InFlightCount>,
-    /// Told when the source has nothing in flight any more.
+    /// Notified when the source has nothing in flight any more, or starts or ends a rest.
     freed: Notify,
 }
 
@@ -82,15 +82,15 @@ struct InFlightCount {
     messages: usize,
     /// True while the source's owner takes no messages, so that those it has do not count.
     rests: bool,
-    /// Number of its rests.
+    /// Number of rests so far.
     rest_count: u64,
 }
 
-/// A message in flight. It counts until this is dropped.
+/// A message in flight, which counts until this guard is dropped.
 pub(crate) struct InFlightGuard {
     source: Arc<InFlightBudgetInner>,
     pieces: u32,
-    /// Rests of its source before it: at the next it is counted no more.
+    /// Rests of the source before this message: from the next rest on the message is not counted.
     rests: u64,
 }
 
@@ -111,7 +111,7 @@ impl InFlightBudget {
             }
             tokio::select! {
                 biased;
-                // It is closed by nobody.
+                // The semaphore is never closed.
                 _ = source.in_flight.acquire(), if !rests => return,
                 () = freed => {}
             }
@@ -140,7 +140,7 @@ impl InFlightBudget {
         InFlightGuard { source: Arc::clone(source), pieces, rests }
     }
 
-    /// Takes note whether its owner takes messages: what a resting owner has read holds up no other.
+    /// Notes whether the owner takes messages: those that a resting owner has read do not hold up other sources.
     pub(crate) fn rest(&self, rests: bool) {
         let mut counted = self.0.counted();
         if counted.rests == rests {
@@ -191,7 +191,7 @@ impl Drop for InFlightGuard {
     }
 }
 
-/// The receipt of a message that is worked on, with its part of what is in flight.
+/// The receipt of a message that is worked on, with its share of the bytes in flight.
 pub(crate) struct OpenReceipt {
     receipt: ReceiptHandle,
     in_flight: Option<InFlightGuard>,
@@ -207,7 +207,7 @@ impl OpenReceipt {
         self.receipt.ack();
     }
 
-    /// Counts it no more: it waits for something that only others bring.
+    /// Stops counting the message as in flight: it waits for other messages.
     pub(crate) fn set_aside(&mut self) {
         self.in_flight = None;
     }
@@ -226,7 +226,7 @@ mod tests {
         let first = one.take(1).await;
         let second = one.take(3 * PIECE).await;
         assert_eq!(bounds.in_flight_bytes(), 4 * PIECE);
-        // One of each source goes on, however little is left; a second one waits.
+        // Each source may have one message, however little is left; a second one waits.
         let beyond = other.take(100 * PIECE).await;
         let waits = other.take(PIECE);
         tokio::pin!(waits);
@@ -254,7 +254,7 @@ mod tests {
         let waits = one.take(PIECE);
         tokio::pin!(waits);
         assert!(poll!(&mut waits).is_pending());
-        // Nor is anything pulled for it beyond one message.
+        // A resting source pulls no more than one message.
         one.rest(true);
         let ready = one.ready();
         tokio::pin!(ready);
@@ -265,7 +265,7 @@ mod tests {
         ready.await;
         let after = waits.await;
         assert_eq!(bounds.in_flight_bytes(), PIECE);
-        // What was counted no more gives back nothing that is another's.
+        // Messages that are no longer counted do not free bytes of others.
         let others = other.take(3 * PIECE).await;
         drop((before, while_resting));
         assert_eq!(bounds.in_flight_bytes(), 4 * PIECE);

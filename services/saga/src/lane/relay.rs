@@ -1,4 +1,4 @@
-//! Outgoing messages of a lane: rows of its outbox, in order, many under way at a time.
+//! Relay of a lane's outgoing messages: publishes the rows of its outbox in order, many at a time.
 //!
 //! A row is removed once the broker has its message. Until then it is sent again after each failure, under the same id, by which
 //! the receiver recognises a repeat.
@@ -26,7 +26,7 @@ use super::{LaneBackoff, LaneExit};
 use crate::health::ImpairmentGuard;
 use crate::spans::{OrderedBy, PendingSpan, SpanSubject};
 
-/// Messages that are under way at a time.
+/// Messages under way at a time.
 const IN_FLIGHT_MAX: usize = 256;
 /// Rows that are removed with one commit.
 const REMOVED_AT_ONCE: usize = 256;
@@ -45,7 +45,7 @@ pub enum OutboxDestination {
 /// A message that is to be sent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OutboxRow {
-    /// Where it goes.
+    /// Destination of the message.
     #[serde(default)]
     pub to: OutboxDestination,
     /// The correlation that ordered it.
@@ -60,12 +60,12 @@ pub struct OutboxRow {
     pub headers: BTreeMap<String, String>,
     /// Body of the message: JSON.
     pub body: OutboxBody,
-    /// Transition that ordered it, where that was since the lane was taken.
+    /// Transition that ordered the message; `None` if that was before the lane was taken.
     #[serde(skip)]
     pub ordered_by: Option<OrderedBy>,
 }
 
-/// A body of JSON, which stands in its row as what it is: as a text within a text it would grow.
+/// A JSON body, stored in its row as JSON: as a string within JSON it would grow.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OutboxBody(String);
 
@@ -82,7 +82,7 @@ impl OutboxBody {
         self.0.len()
     }
 
-    /// Returns whether it has no text at all, which no JSON has.
+    /// Returns whether the text is empty, which no JSON is.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -98,7 +98,7 @@ impl Serialize for OutboxBody {
 impl<'de> Deserialize<'de> for OutboxBody {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         let raw = Box::<RawValue>::deserialize(from)?;
-        // Rows of versions before have it as a text. No body is one itself.
+        // Rows of former versions have the body as a string. No body is a JSON string itself.
         if raw.get().starts_with('"') {
             return serde_json::from_str(raw.get()).map(Self).map_err(serde::de::Error::custom);
         }
@@ -106,12 +106,12 @@ impl<'de> Deserialize<'de> for OutboxBody {
     }
 }
 
-/// A word for the relay.
+/// A message for the relay.
 #[derive(Debug)]
 pub enum RelayMessage {
     /// These rows were committed.
     Rows(Vec<(u64, OutboxRow)>),
-    /// Rows may have been committed of which only the store knows.
+    /// Rows may have been committed that only the store knows of.
     LookAgain,
 }
 
@@ -119,7 +119,7 @@ pub enum RelayMessage {
 pub struct Relay {
     /// Rows of the lane.
     pub rows: Arc<LaneStore>,
-    /// Words of the owner.
+    /// Messages of the owner.
     pub words: mpsc::UnboundedReceiver<RelayMessage>,
     /// Where commands of aggregates go.
     pub commands: mpsc::UnboundedSender<(u64, OutboxRow)>,
@@ -132,15 +132,15 @@ struct RelayQueue {
     waiting: VecDeque<(u64, OutboxRow)>,
     /// Rows that are under way, in order.
     under_way: VecDeque<(u64, OutboxRow)>,
-    /// Spans of those, which were begun.
+    /// Spans of the rows under way.
     begun: VecDeque<PendingSpan>,
     /// Rows whose messages the broker has.
     confirmed: Vec<u64>,
     /// Bytes of the bodies of rows that wait or are under way.
     bytes: usize,
-    /// Number of a row that was the first, and since when it is.
+    /// Number of the first row, and since when it is the first.
     first: Option<(u64, Instant)>,
-    /// Tells that the server refuses the first row, where it does.
+    /// Reports that the server refuses the first row, while it does.
     refused: Option<ImpairmentGuard>,
 }
 
@@ -151,7 +151,7 @@ impl RelayQueue {
         self.waiting.push_back((number, item));
     }
 
-    /// Takes note that nothing more is to be done for a row than to remove it.
+    /// Notes that a row only has to be removed.
     fn confirm(&mut self, (number, item): (u64, OutboxRow)) {
         self.bytes -= item.body.len();
         self.confirmed.push(number);
@@ -161,7 +161,7 @@ impl RelayQueue {
         self.waiting.len() + self.under_way.len() + self.confirmed.len()
     }
 
-    /// Since when the first row waits, or was the first at least.
+    /// Since when the first row has been the first.
     fn oldest(&mut self) -> Option<Instant> {
         let first = self.under_way.front().or(self.waiting.front()).map(|(number, _)| *number);
         self.first = first.map(|number| match self.first {
@@ -171,7 +171,7 @@ impl RelayQueue {
         self.first.map(|(_, since)| since)
     }
 
-    /// Has everything that is under way sent again, in order.
+    /// Queues all rows under way again, in order.
     fn again(&mut self) {
         self.begun.clear();
         while let Some(item) = self.under_way.pop_back() {
@@ -191,9 +191,9 @@ impl Relay {
         let reading = self.rows.around().metrics.readings.outbox();
         let mut publishing: FuturesOrdered<PublicationFuture> = FuturesOrdered::new();
         let mut pauses = LaneBackoff::default();
-        // Nothing is sent before that, since something was not.
+        // Nothing is sent before this moment, after a failure.
         let mut pause: Option<Moment> = None;
-        // Once the owner is gone, what is there is sent.
+        // Once the owner is gone, the remaining rows are sent.
         let mut is_closed = false;
         loop {
             reading.note(outbox.len(), outbox.oldest());
@@ -229,7 +229,7 @@ impl Relay {
                     }
                     None => {}
                 },
-                // What was committed meanwhile is taken in also while nothing can be sent: how much that is has to be known.
+                // New rows are taken in even while nothing can be sent, so that the backlog is known.
                 word = self.words.recv(), if !is_closed => match word {
                     Some(RelayMessage::Rows(rows)) => self.sort(rows, &mut outbox),
                     Some(RelayMessage::LookAgain) => {
@@ -243,7 +243,7 @@ impl Relay {
         }
     }
 
-    /// Takes note that the broker has the message of the first row that is under way.
+    /// Notes that the broker has the message of the first row under way.
     fn confirmed(&self, outbox: &mut RelayQueue) {
         let begun = outbox.begun.pop_front();
         let Some((number, item)) = outbox.under_way.pop_front() else { return };
@@ -253,7 +253,7 @@ impl Relay {
         outbox.confirm((number, item));
     }
 
-    /// Reads all rows once more, but for those that are only to be removed.
+    /// Reads all rows again, except those that only have to be removed.
     async fn look_again(&self, outbox: &mut RelayQueue) -> Result<(), LaneExit> {
         let confirmed = std::mem::take(&mut outbox.confirmed);
         *outbox = RelayQueue::default();
@@ -280,12 +280,12 @@ impl Relay {
         Ok(())
     }
 
-    /// Puts rows where they wait: commands of aggregates go another way.
+    /// Queues rows by destination: commands of aggregates go to the submitter.
     fn sort(&self, rows: impl IntoIterator<Item = (u64, OutboxRow)>, outbox: &mut RelayQueue) {
         for (number, item) in rows {
             match item.to {
                 OutboxDestination::Broker => outbox.add(number, item),
-                // Where nobody takes it any more, the lane is given up.
+                // If the receiver is gone, the lane is given up anyway.
                 OutboxDestination::Gateway => drop(self.commands.send((number, item))),
             }
         }
@@ -322,11 +322,11 @@ impl Relay {
         Ok(())
     }
 
-    /// Tells why something was not sent. What the server refuses waits as well, until somebody has it take more: nothing that was
-    /// committed is given up.
+    /// Reports why a message was not sent. A message that the server refuses waits as well, until its configuration allows it: no
+    /// committed message is dropped.
     fn failed(&self, error: &BrokerError, outbox: &mut RelayQueue) {
         let lane = &self.rows.lane;
-        // Subjects have tenants in them, and anybody may ask what is wrong.
+        // Subjects contain tenants, and anyone may read `/health`.
         let why = match error {
             BrokerError::TooLarge { size, most, .. } => Some(format!(
                 "a message of {size} bytes waits, and the server takes {most}: raise max_payload in its configuration"
@@ -337,11 +337,11 @@ impl Relay {
             _ => None,
         };
         if let Some(why) = why {
-            // The former one is kept until there is another, so that nobody looks in between.
+            // The former guard lives until the new one exists, so that the impairment does not flicker.
             let lack = self.rows.around().health.begin_impairment("nats server", &why);
             outbox.refused = Some(lack);
         }
-        tracing::warn!(%lane, "work is not sent: {error}; it is sent again");
+        tracing::warn!(%lane, "a message was not sent: {error}; retrying");
     }
 
     /// Removes rows whose messages the broker has.
@@ -367,7 +367,7 @@ impl OutboxRow {
     ) -> Self {
         let headers = BTreeMap::from([
             (message::SAGA.to_owned(), saga.to_string()),
-            // Any text may be a correlation, and not every text is a header.
+            // A correlation may be any text, and not every text fits in a header.
             (message::CORRELATION.to_owned(), workflow::key::part(correlation.as_str())),
         ]);
         let body = OutboxBody(String::from_utf8_lossy(body).into_owned());

@@ -17,7 +17,7 @@ use super::backlog::Backlog;
 use super::{LaneBackoff, LaneEnvironment, LaneExit};
 use crate::health::ImpairmentGuard;
 
-/// Room in the numbers of the outbox between one epoch and the next, in bits.
+/// Bits of an outbox number below its epoch.
 const OUTBOX_BITS: u32 = 20;
 /// Rows that one scan asks for.
 const PAGE_ROWS: usize = 256;
@@ -29,7 +29,7 @@ pub struct LaneStore {
     key: LaneKey,
     epoch: u64,
     around: LaneEnvironment,
-    /// True if a commit may have been made whose answer was lost.
+    /// True if the answer to a commit was lost, so that it may have been made.
     is_uncertain: AtomicBool,
     /// Number of the next row of the outbox.
     outbox: AtomicU64,
@@ -37,7 +37,7 @@ pub struct LaneStore {
     backlog: Backlog,
 }
 
-/// Owner of a lane, for people and for the next owner. The row is the fence that keeps others out.
+/// Owner of a lane, for people and for the next owner. This row is the fence that keeps others out.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OwnerRow {
     /// Name of the replica.
@@ -57,7 +57,7 @@ pub(crate) fn bounds(range: &Range<LaneRowKey>) -> Range<RowKey> {
     row(&range.start)..row(&range.end)
 }
 
-/// The key from which the rows behind a page are read; nothing where there are none.
+/// The key from which the rows behind a page are read; `None` where there are none.
 pub(crate) fn rest(page: &StorePage) -> Option<LaneRowKey> {
     page.rows
         .last()
@@ -66,7 +66,7 @@ pub(crate) fn rest(page: &StorePage) -> Option<LaneRowKey> {
 }
 
 impl LaneStore {
-    /// Takes a lane: from now on nothing of a former owner is committed. Waits for the store as long as it has to.
+    /// Takes a lane: from now on no commit of a former owner succeeds. Waits for the store as long as necessary.
     ///
     /// # Errors
     /// [`LaneExit::Fenced`], [`LaneExit::Damaged`].
@@ -82,7 +82,7 @@ impl LaneStore {
         drop(waits);
         service::crash_point("lane.fenced");
         around.metrics.taken.inc();
-        // Epochs are times in milliseconds, so that no owner before has come as far.
+        // Epochs are times in milliseconds, so no former owner has given out numbers this high.
         let (is_uncertain, outbox) = (AtomicBool::new(false), AtomicU64::new(epoch << OUTBOX_BITS));
         let backlog = Backlog::new(around.outbox_rows_max);
         let rows = Self { lane, key, epoch, around, is_uncertain, outbox, backlog };
@@ -92,18 +92,18 @@ impl LaneStore {
         Ok(rows)
     }
 
-    /// Tells that the lane has no owner any more. Where that fails others hear of it later.
+    /// Releases the lane. If that fails, the next owner has to wait.
     pub async fn give_up(&self) {
         let ops = vec![RowOperation::Delete(row(&LaneRowKey::owner()))];
         let batch = RowBatch { lane: self.key.clone(), epoch: self.epoch, conditions: Vec::new(), ops };
         match self.around.store.commit(batch).await {
             Ok(CommitOutcome::Fenced { .. }) => self.around.metrics.fenced_commits.inc(),
             Ok(_) => {}
-            Err(error) => tracing::warn!(lane = %self.lane, "{error}; the next owner has to wait"),
+            Err(error) => tracing::warn!(lane = %self.lane, "not released: {error}; the next owner waits"),
         }
     }
 
-    /// The epoch in which it was taken.
+    /// The epoch in which the lane was taken.
     #[must_use]
     pub const fn epoch(&self) -> u64 {
         self.epoch
@@ -139,8 +139,8 @@ impl LaneStore {
         }
     }
 
-    /// Commits a change, and waits for the store as long as it has to: the same change is sent again until it has an answer. Where an
-    /// answer was lost, the change may be answered by one of its own conditions that does not hold any more.
+    /// Commits a change, and waits for the store as long as necessary: the same change is retried until it has an answer. If an answer
+    /// was lost, the retry may fail on one of the change's own conditions, which the change itself has invalidated.
     ///
     /// # Errors
     /// [`LaneExit::Fenced`], [`LaneExit::Damaged`], [`LaneExit::TooLarge`].
@@ -171,7 +171,7 @@ impl LaneStore {
         }
     }
 
-    /// Says whether an answer was lost since it was asked last.
+    /// Returns whether an answer was lost since the last call of this method.
     #[must_use]
     pub fn was_uncertain(&self) -> bool {
         self.is_uncertain.swap(false, Ordering::AcqRel)
@@ -247,7 +247,7 @@ impl LaneStore {
         }
     }
 
-    /// Deletes all rows of a range, page by page, and counts them. What a crash leaves is deleted by the next call.
+    /// Deletes all rows of a range, page by page, and counts them. Rows that a crash leaves are deleted by the next call.
     ///
     /// # Errors
     /// As those of [`LaneStore::commit`].
@@ -266,7 +266,7 @@ impl LaneStore {
         }
     }
 
-    /// Reads what a row says.
+    /// Decodes the value of a row.
     ///
     /// # Errors
     /// [`LaneExit::Damaged`].
@@ -274,19 +274,19 @@ impl LaneStore {
         decode(&versioned.value).map_err(|error| LaneExit::damaged(&self.lane, error))
     }
 
-    /// Gives the next number of the outbox: higher than all that were given before, by this owner and by others.
+    /// Gives the next number of the outbox: higher than any given before, by this owner or a former one.
     #[must_use]
     pub fn next_outbox(&self) -> u64 {
         self.outbox.fetch_add(1, Ordering::Relaxed)
     }
 }
 
-/// One thing that is asked of the store until it answers.
+/// Retries of one operation until the store answers.
 struct StoreRetry<'a> {
     lane: &'a WorkflowLane,
     around: &'a LaneEnvironment,
     pauses: LaneBackoff,
-    /// Tells that the store does not do it.
+    /// Reports that the store fails.
     lack: Option<ImpairmentGuard>,
 }
 
@@ -295,7 +295,7 @@ impl<'a> StoreRetry<'a> {
         Self { lane, around, pauses: LaneBackoff::new(), lack: None }
     }
 
-    /// Waits before the store is asked again; gives up where that is of no use.
+    /// Waits before the next try; gives up where a retry cannot help.
     async fn again(&mut self, error: StoreError) -> Result<(), LaneExit> {
         let lane = self.lane;
         match error {
@@ -308,13 +308,13 @@ impl<'a> StoreRetry<'a> {
             | StoreError::Unavailable { .. }
             | StoreError::Owned { .. } => {}
         }
-        tracing::warn!(%lane, "{error}; it is asked again");
-        // The former one is kept until there is another, so that nobody looks in between.
+        tracing::warn!(%lane, "{error}; retrying");
+        // The former guard lives until the new one exists, so that the impairment does not flicker.
         let lack = self.around.health.begin_impairment("store", &error.to_string());
         self.lack.replace(lack);
         let pause = tokio::time::sleep(self.pauses.next());
         tokio::select! {
-            // Stores are mended by people: a lane that has to be given up does not wait for them.
+            // A broken store may need people: a lane that has to be given up does not wait for that.
             () = self.around.cut.cancelled() => Err(LaneExit::Stopped { lane: lane.to_string() }),
             () = pause => Ok(()),
         }

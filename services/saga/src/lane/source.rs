@@ -1,4 +1,4 @@
-//! One source of a lane: a cursor that may be thrown away, and the position that may not.
+//! One source of a lane: a disposable cursor, and a durable position.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -21,16 +21,16 @@ use super::{LaneBackoff, LaneEnvironment, LaneExit};
 use crate::health::ImpairmentGuard;
 use crate::metrics::SourceReading;
 
-/// Messages and bytes that one pull may bring: few, since they are counted as bytes in flight once they have come. Idle lanes have pulls
-/// as well, so that nothing can be counted before. A larger message is pulled alone.
+/// Messages and bytes that one pull may bring: few, since they count as bytes in flight only once they have come. They cannot be
+/// counted before, since idle lanes have open pulls as well. A larger message is pulled alone.
 pub(crate) const PULL: PullLimit = PullLimit { messages: 64, bytes: 256 * 1024 };
-/// Deliveries that are acknowledged late at most.
+/// Largest number of unacknowledged deliveries.
 const ACK_PENDING_MAX: u32 = 256;
-/// How long a server waits before it delivers again what was not acknowledged.
+/// How long a server waits before it redelivers an unacknowledged message.
 pub const ACK_WAIT: Duration = Duration::from_secs(30);
-/// A position that no commit has is noted at most once in such a time: messages that are nothing to a lane make none.
+/// Least time between notes of a position that no input's commit carries: messages that mean nothing to a lane lead to no commit.
 const NOTE_EACH: Duration = Duration::from_secs(1);
-/// One that moves with the messages of others only: of a quiet source among many that are not.
+/// Least time between notes of a position that moves only past messages of other sources: a quiet source among busy ones.
 const PASSED_EACH: Duration = Duration::from_secs(60);
 
 /// Event that a source brings to its owner.
@@ -39,9 +39,9 @@ pub(crate) enum SourceEvent {
     Opened(Checkpoint),
     /// A message.
     Message(Box<StreamDelivery>, InFlightGuard),
-    /// Progress of the broker's search while there was no message.
+    /// Position up to which the broker found no message for this source.
     Passed(CursorProgress),
-    /// Cursor is lost; it is made again when the owner says so.
+    /// Cursor is lost; the owner asks for a new one.
     Lost,
 }
 
@@ -55,19 +55,19 @@ pub struct SourceState {
     pub consumer: String,
     cursor: Option<Cursor>,
     checkpoint: Option<Checkpoint>,
-    /// Messages that are not settled, or are the last one before those.
+    /// Anchors of messages that are not settled, and of the last one before those.
     anchors: BTreeMap<u64, Anchor>,
     /// Everything stored before this moment was delivered, in milliseconds since 1970.
     pub seen_until: u64,
-    /// The position that the store has, as far as it is known here.
+    /// Position that the store is known to have.
     noted: u64,
-    /// The position as far as it moved with what was settled.
+    /// Position as far as it moved by settled messages.
     settled: u64,
-    /// When a position was noted last that no commit has, since the lane was taken.
+    /// When a position was last noted on its own, since the lane was taken.
     noted_at: Option<Instant>,
-    /// Positions that go to the store with messages that are worked on, by their sequence.
+    /// Positions that the commits of current messages carry to the store, by sequence of the message.
     notes: BTreeMap<u64, u64>,
-    /// Messages that were not delivered yet, at the last delivery.
+    /// Number of messages that were not delivered yet, as of the last delivery.
     pending: u64,
     reading: SourceReading,
 }
@@ -94,15 +94,15 @@ impl SourceState {
         }
     }
 
-    /// Tells metrics how much is not settled.
-    fn tell(&self) {
+    /// Reports to metrics how much is not settled.
+    fn report(&self) {
         let cursor = self.cursor.as_ref();
         let in_flight = cursor.map_or(0, |cursor| cursor.in_flight() as u64);
         let oldest = cursor.and_then(Cursor::first_in_flight).and_then(|first| self.anchors.get(&first));
         self.reading.note(self.pending + in_flight, oldest.map(|anchor| anchor.stored));
     }
 
-    /// Takes note that its cursor was made.
+    /// Notes that the cursor was opened.
     pub fn opened(&mut self, checkpoint: Checkpoint) {
         self.cursor = Some(Cursor::behind(checkpoint.position));
         self.noted = checkpoint.position;
@@ -112,26 +112,26 @@ impl SourceState {
         self.checkpoint = Some(checkpoint);
     }
 
-    /// Takes note that its cursor is gone: what is under way is delivered again.
+    /// Notes that the cursor is gone: messages under way are delivered again.
     pub fn lost(&mut self) {
         self.cursor = None;
     }
 
-    /// Takes note of a delivery.
+    /// Notes a delivery.
     pub fn deliver(&mut self, message: &StreamDelivery) -> Option<DeliveryClass> {
         let delivery = self.cursor.as_mut()?.deliver(message.sequence, message.count);
         if delivery == DeliveryClass::Next {
             let (sequence, stored) = (message.sequence, message.stored_millis);
             self.anchors.insert(sequence, Anchor::of(&message.subject, &message.payload, sequence, stored));
-            // What was stored at the same moment may still come.
+            // Other messages stored at the same moment may still come.
             self.seen_until = self.seen_until.max(stored);
             self.pending = message.pending;
-            self.tell();
+            self.report();
         }
         Some(delivery)
     }
 
-    /// Takes note of how far the broker has looked: what it has passed over is nothing to this source.
+    /// Notes how far the broker has looked: the messages that it passed over are not for this source.
     pub fn pass(&mut self, passed: CursorProgress) {
         if let Some(cursor) = &mut self.cursor {
             cursor.pass(passed.sequence, passed.count);
@@ -156,17 +156,17 @@ impl SourceState {
         self.cursor.as_ref().is_some_and(|cursor| cursor.deliveries() >= delivered)
     }
 
-    /// Takes note that a message is settled; with `is_noted` by a commit that has noted what [`SourceState::note_with`] gave.
+    /// Notes that a message is settled; with `is_noted`, its commit had the change that [`SourceState::note_with`] gave.
     pub fn settle(&mut self, sequence: u64, is_noted: bool) {
         let Some(cursor) = &mut self.cursor else { return };
         cursor.settle(sequence);
         self.settled = cursor.position();
         let note = self.notes.remove(&sequence).filter(|_| is_noted);
         self.noted = self.noted.max(note.unwrap_or_default());
-        self.tell();
+        self.report();
     }
 
-    /// The change that notes its position, if `sequence` is settled with it; nothing where that does not move it.
+    /// The change that notes the position as it will be once `sequence` is settled; `None` where that does not move it.
     #[must_use]
     pub fn note_with(&mut self, sequence: u64) -> Option<RowOperation> {
         let mut cursor = self.cursor.clone()?;
@@ -180,7 +180,7 @@ impl SourceState {
         self.cursor.as_ref().is_some_and(|cursor| cursor.position() > self.noted)
     }
 
-    /// How long to wait until a position is noted that no commit has; nothing where it has not moved.
+    /// How long to wait before noting the position on its own; `None` where it has not moved.
     #[must_use]
     pub fn next_note(&self) -> Option<Duration> {
         let each = if self.settled > self.noted { NOTE_EACH } else { PASSED_EACH };
@@ -188,7 +188,7 @@ impl SourceState {
         self.has_moved().then(|| each.saturating_sub(waited))
     }
 
-    /// The change that notes its position, where it has moved since it was noted last.
+    /// The change that notes the position, if it has moved since it was noted last.
     #[must_use]
     pub fn note(&mut self) -> Option<RowOperation> {
         let position = self.cursor.as_ref().map(Cursor::position).filter(|_| self.has_moved())?;
@@ -205,7 +205,7 @@ impl SourceState {
         Some(RowOperation::Put(row(&LaneRowKey::checkpoint(&self.source.to_string())), encode(&noted).into()))
     }
 
-    /// Forgets anchors of messages that no position can stand at any more.
+    /// Drops anchors that no later position can need.
     pub fn tidy(&mut self) {
         let Some(position) = self.cursor.as_ref().map(Cursor::position) else { return };
         if let Some((last, _)) = self.anchors.range(..=position).next_back() {
@@ -224,15 +224,14 @@ impl SourceState {
 /// Command from the owner of a lane to the reader of one of its sources.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SourceReaderCommand {
-    /// Deliveries of the cursor are out of order: they are of no use any more.
+    /// Drop the cursor: its deliveries are out of order, and useless.
     Drop,
-    /// Nothing of the cursor that was lost is under way any more: another one may be made.
+    /// Open a new cursor: no message of the lost one is under way any more.
     Open,
 }
 
-/// Reads a source and brings what it gives, until it is told to stop or nobody takes it any more. After each cursor that was lost it
-/// waits until its owner has nothing of it under way: what is still committed must not note a position of that cursor behind those
-/// of the next.
+/// Reads a source and passes its messages on, until `stop` is cancelled or the receiver is gone. After a lost cursor it waits until
+/// the owner has none of its messages under way: their commits must not store a position of the old cursor after those of the new.
 pub(crate) struct SourceReader {
     /// Rows of the lane.
     pub rows: std::sync::Arc<LaneStore>,
@@ -242,15 +241,15 @@ pub(crate) struct SourceReader {
     pub stream: String,
     /// Which of the lane's sources it is.
     pub number: usize,
-    /// Reading begins here where nothing was read yet: a moment in milliseconds since 1970, or the beginning.
+    /// Where reading begins if nothing was read yet: a moment in milliseconds since 1970, or the beginning.
     pub since: Option<u64>,
     /// The source's part of the bytes that may be in flight.
     pub share: InFlightBudget,
-    /// Where it is brought to.
+    /// Receiver of the events.
     pub to: mpsc::Sender<(usize, SourceEvent)>,
-    /// Words of the owner.
+    /// Commands of the owner.
     pub words: mpsc::Receiver<SourceReaderCommand>,
-    /// Ends it.
+    /// Stops the reader.
     pub stop: CancellationToken,
 }
 
@@ -268,11 +267,11 @@ impl SourceReader {
     }
 
     async fn read(&mut self) -> Result<(), LaneExit> {
-        // At a first start streams are made while lanes are taken: a stream that is not there yet is nothing to tell.
+        // At a first start streams are created while lanes are taken: a missing stream is no impairment until that is done.
         self.rows.around().streams_made.wait().await;
         let mut pauses = LaneBackoff::default();
         let mut reason = "taken";
-        // Tells that nothing can be read, as long as that is so.
+        // Reports that nothing can be read, as long as that is so.
         let mut lack: Option<ImpairmentGuard> = None;
         loop {
             let why = match self.open(reason).await? {
@@ -292,21 +291,21 @@ impl SourceReader {
                 }
                 Err(error) => {
                     reason = "failed";
-                    // The former one is kept until there is another, so that nobody looks in between.
-                    let told = self.lacking(&error);
-                    drop(std::mem::replace(&mut lack, told));
+                    // The former guard lives until the new one exists, so that the impairment does not flicker.
+                    let impairment = self.lacking(&error);
+                    drop(std::mem::replace(&mut lack, impairment));
                     error.to_string()
                 }
             };
             let (lane, source) = (&self.rows.lane, &self.source);
-            tracing::info!(%lane, %source, stream = self.stream, "its cursor is made anew: {why}");
+            tracing::info!(%lane, %source, stream = self.stream, "cursor lost, opening another: {why}");
             if self.bring(SourceEvent::Lost).await.is_err() {
                 return Ok(());
             }
             loop {
                 match self.words.recv().await {
                     Some(SourceReaderCommand::Open) => break,
-                    // It was lost by itself meanwhile.
+                    // The cursor was lost on its own meanwhile.
                     Some(SourceReaderCommand::Drop) => {}
                     None => return Ok(()),
                 }
@@ -315,8 +314,8 @@ impl SourceReader {
         }
     }
 
-    /// Tells that nothing can be read, where that is not for want of a connection, which is told anyway. The stream of aggregates
-    /// is not ours to make: without it no event comes, and no timer fires.
+    /// Reports that nothing can be read, unless the connection is down, which is reported elsewhere. The service does not create the
+    /// stream of aggregates: without it no event comes, and no timer fires.
     fn lacking(&self, error: &BrokerError) -> Option<ImpairmentGuard> {
         let why = match error {
             BrokerError::Unavailable { .. } => return None,
@@ -325,13 +324,13 @@ impl SourceReader {
                 "it has as many consumers as it may have: raise its max_consumers, or have fewer lanes"
                     .to_owned()
             }
-            // Names of consumers have tenants in them, and anybody may ask what is wrong.
-            _ => "consumers of it cannot be made; the log says why".to_owned(),
+            // Names of consumers contain tenants, and anyone may read `/health`.
+            _ => "its consumers cannot be created; the log says why".to_owned(),
         };
         Some(self.rows.around().health.begin_impairment(&format!("stream {}", self.stream), &why))
     }
 
-    /// Brings messages until there are no more; gives why, as metrics call it and for people, or nothing where nobody takes them.
+    /// Passes messages on until the cursor is lost; gives the reason, for metrics and for people, or `None` if the receiver is gone.
     async fn pump(&mut self, deliveries: &mut dyn Deliveries) -> Option<(&'static str, String)> {
         let mut passed = deliveries.progress();
         loop {
@@ -360,7 +359,7 @@ impl SourceReader {
         self.to.send((self.number, brought)).await.map_err(|_| ())
     }
 
-    /// Makes the cursor, behind what was read.
+    /// Opens the cursor, behind the messages that were read.
     async fn open(
         &self,
         why: &str,
@@ -399,7 +398,7 @@ impl SourceReader {
                 }
             },
         };
-        // Also where there is nothing to note: a former owner must not take the consumer from the one that came after it.
+        // Commits even without a change: a former owner is fenced here, before it can take the consumer from its successor.
         let note = (kept.as_ref() != Some(&checkpoint))
             .then(|| RowOperation::Put(row(&key), encode(&checkpoint).into()));
         self.rows.commit(Vec::new(), note.into_iter().collect()).await?;
@@ -432,7 +431,7 @@ async fn next(
     deliveries.next(PULL).await
 }
 
-/// Why deliveries have ended, as metrics call it.
+/// Reason why deliveries ended, as metrics name it.
 const fn reason_of(lost: &CursorError) -> &'static str {
     match lost {
         CursorError::Disconnected { .. } => "disconnected",

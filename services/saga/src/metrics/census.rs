@@ -1,4 +1,4 @@
-//! Census of owned lanes: what each of them keeps, counted when it is taken and followed from there with each commit.
+//! Census of owned lanes: their rows, counted when a lane is taken and updated with each commit.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -7,12 +7,12 @@ use prometheus::{IntGauge, IntGaugeVec};
 
 use super::{SagaMetricRegistrar, TenantLabels};
 
-/// Something that a lane keeps.
+/// Kind of row that the census counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CensusKind {
-    /// Instances that go on.
+    /// Instances that run.
     Running,
-    /// Instances that are undone.
+    /// Instances that are being undone.
     Compensating,
     /// Instances that need a person.
     Stuck,
@@ -55,29 +55,29 @@ impl CensusKind {
     }
 }
 
-/// Numbers of what is kept; of a change more or less than nothing.
+/// Numbers by kind; in a change they may be negative.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Census([i64; CensusKind::ALL.len()]);
 
 impl Census {
-    /// Counts so many more.
+    /// Adds to the number of a kind.
     pub fn add(&mut self, what: CensusKind, number: usize) {
         self.0[what as usize] += i64::try_from(number).unwrap_or(i64::MAX);
     }
 
-    /// Counts so many less.
+    /// Subtracts from the number of a kind.
     pub fn remove(&mut self, what: CensusKind, number: usize) {
         self.0[what as usize] -= i64::try_from(number).unwrap_or(i64::MAX);
     }
 
-    /// The number of one thing.
+    /// The number of a kind.
     #[must_use]
     pub const fn of(&self, what: CensusKind) -> i64 {
         self.0[what as usize]
     }
 }
 
-/// Gauges of what owned lanes keep together. Cheap to clone.
+/// Gauges of the census over all owned lanes. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct CensusGauges(Arc<CensusGaugeFamilies>);
 
@@ -145,7 +145,7 @@ impl CensusGauges {
         LaneCensusGauges { each, stuck: stuck.with_label_values(&by_tenant.values(&[], tenant)) }
     }
 
-    /// Adds what a lane of a tenant keeps that was taken just now.
+    /// Adds the census of a lane that was taken just now.
     #[must_use]
     pub fn lane(&self, tenant: &TenantId, census: &Census) -> LaneCensus {
         let lane = LaneCensus { gauges: self.of(tenant), now: Mutex::default() };
@@ -162,14 +162,14 @@ pub struct LaneCensus {
 }
 
 impl LaneCensus {
-    /// The number of one thing.
+    /// The number of a kind.
     #[must_use]
     pub fn of(&self, what: CensusKind) -> u64 {
         let now = self.now.lock().unwrap_or_else(PoisonError::into_inner);
         now.of(what).unsigned_abs()
     }
 
-    /// Takes note of what a commit has changed.
+    /// Applies the changes of a commit.
     pub fn change(&self, change: &Census) {
         if *change == Census::default() {
             return;
@@ -177,7 +177,7 @@ impl LaneCensus {
         let mut now = self.now.lock().unwrap_or_else(PoisonError::into_inner);
         for what in CensusKind::ALL {
             let before = now.of(what);
-            // What was committed without an answer may not have been counted.
+            // A commit whose answer was lost may not have been counted.
             let after = before.saturating_add(change.of(what)).max(0);
             now.0[what as usize] = after;
             self.gauges.each[what as usize].add(after - before);
@@ -223,22 +223,22 @@ mod tests {
     fn lanes_are_summed_up_and_go_with_their_owners() {
         let (gauges, tenant) = (gauges(false), TenantId::single());
         let all = gauges.of(&tenant);
-        let told = |what: CensusKind| all.each[what as usize].get();
+        let seen = |what: CensusKind| all.each[what as usize].get();
         let one = gauges.lane(&tenant, &census(&[(CensusKind::Stuck, 2), (CensusKind::Timers, 5)]));
         let other = gauges.lane(&tenant, &census(&[(CensusKind::Stuck, 1), (CensusKind::Kept, 1)]));
         let mut change = census(&[(CensusKind::Running, 1)]);
         change.remove(CensusKind::Stuck, 1);
         one.change(&change);
-        assert_eq!((told(CensusKind::Stuck), all.stuck.get(), told(CensusKind::Running)), (2, 2, 1));
-        // One that was not counted is not taken from another lane.
+        assert_eq!((seen(CensusKind::Stuck), all.stuck.get(), seen(CensusKind::Running)), (2, 2, 1));
+        // Rows that were not counted are not taken from another lane's count.
         let mut change = Census::default();
         change.remove(CensusKind::Timers, 9);
         one.change(&change);
-        assert_eq!(told(CensusKind::Timers), 0);
+        assert_eq!(seen(CensusKind::Timers), 0);
         drop(one);
-        assert_eq!((told(CensusKind::Stuck), told(CensusKind::Running), told(CensusKind::Kept)), (1, 0, 1));
+        assert_eq!((seen(CensusKind::Stuck), seen(CensusKind::Running), seen(CensusKind::Kept)), (1, 0, 1));
         drop(other);
-        assert!(CensusKind::ALL.into_iter().all(|what| told(what) == 0) && all.stuck.get() == 0);
+        assert!(CensusKind::ALL.into_iter().all(|what| seen(what) == 0) && all.stuck.get() == 0);
     }
 
     #[test]

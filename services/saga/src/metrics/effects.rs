@@ -56,12 +56,12 @@ impl EffectMetrics {
         self.seconds.with_label_values(&[effect]).observe(took.as_secs_f64());
     }
 
-    /// Counts a call of which nobody knows whether it happened.
+    /// Counts a call whose outcome is unknown.
     pub fn unknown_outcome(&self, effect: &str, policy: &str) {
         self.unknown_outcomes.with_label_values(&[effect, policy]).inc();
     }
 
-    /// Counts an open call that comes from one state to another; none: it is not open, or not this replica's.
+    /// Counts an open call that moves from one state to another; `None`: it is not open, or not this replica's.
     pub fn moved(&self, from: Option<EffectState>, to: Option<EffectState>) {
         let open = |state: Option<EffectState>| state.filter(|state| !state.is_end());
         if let Some(from) = open(from) {

@@ -1,4 +1,4 @@
-//! Readings of lanes that are owned: their sums and extremes are made when somebody looks.
+//! Readings of owned lanes: sums and extremes are computed when metrics are collected.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -43,14 +43,14 @@ struct SourceSample {
     oldest_millis: Option<u64>,
 }
 
-/// Reading of a lane's outbox, which is gone with it.
+/// Reading of a lane's outbox, which ends when this is dropped.
 #[derive(Debug)]
 pub struct OutboxReading {
     readings: LaneReadings,
     number: u64,
 }
 
-/// Reading of a source of a lane, which is gone with it.
+/// Reading of a source of a lane, which ends when this is dropped.
 #[derive(Debug)]
 pub struct SourceReading {
     readings: LaneReadings,
@@ -58,10 +58,10 @@ pub struct SourceReading {
 }
 
 impl LaneReadings {
-    /// No readings yet.
+    /// Makes empty readings.
     ///
     /// # Errors
-    /// When a name is none; they are all constants.
+    /// When a name is invalid; they are all constants.
     pub fn new() -> Result<Self, prometheus::Error> {
         let gauge = |name: &str, help: &str| Gauge::new(format!("mycora_saga_{name}"), help);
         let vector = |name: &str, help: &str| {
@@ -151,7 +151,7 @@ impl Collector for LaneReadings {
 
     fn collect(&self) -> Vec<MetricFamily> {
         let LaneReadingsInner { outbox_rows, outbox_oldest, pending, age, .. } = &*self.0;
-        // Held to the end: who looks at the same time sees whole sums as well.
+        // Held to the end, so that concurrent readers see complete sums.
         let now = self.now();
         let rows: usize = now.outboxes.values().map(|outbox| outbox.rows).sum();
         outbox_rows.set(float(rows as u64));

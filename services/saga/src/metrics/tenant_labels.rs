@@ -1,4 +1,4 @@
-//! Tenants as metrics name them, where the operator wants that.
+//! Tenants in metrics, named if the operator wants that.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,7 +7,7 @@ use model::TenantId;
 use prometheus::IntCounterVec;
 use prometheus::core::Collector as _;
 
-/// Tenants that are named. What the others do is counted together.
+/// Number of tenants that are named. All others are counted together.
 pub const TENANTS_NAMED_MAX: usize = 100;
 /// The name of all others.
 const OTHER: &str = "other";
@@ -48,7 +48,7 @@ impl TenantLabels {
     }
 }
 
-/// A counter of what tenants do, all of them together or by name.
+/// A counter over tenants, all of them together or by name.
 #[derive(Debug)]
 pub struct TenantCounter {
     all: IntCounterVec,
@@ -56,7 +56,7 @@ pub struct TenantCounter {
 }
 
 impl TenantCounter {
-    /// One whose labels are those of nothing but tenants.
+    /// Makes a counter that has no labels apart from the tenant.
     pub(super) fn new(all: IntCounterVec, by_tenant: &Arc<TenantLabels>) -> Self {
         if by_tenant.0.is_none() {
             // Shown from the beginning.
@@ -65,7 +65,7 @@ impl TenantCounter {
         Self { all, by_tenant: Arc::clone(by_tenant) }
     }
 
-    /// Counts so many more of a tenant.
+    /// Adds to the count of a tenant.
     pub fn add(&self, tenant: &TenantId, number: u64) {
         if number > 0 {
             self.all.with_label_values(&self.by_tenant.values(&[], tenant)).inc_by(number);
@@ -80,7 +80,7 @@ impl TenantCounter {
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
-            reason = "it counts whole numbers up"
+            reason = "the counter only ever adds whole numbers"
         )]
         let number = |count: f64| count as u64;
         counts.map(|count| number(count.get_counter().get_value())).sum()

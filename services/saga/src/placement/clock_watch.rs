@@ -10,16 +10,16 @@ const STEP: Duration = Duration::from_secs(1);
 /// Compares readings of the store's clock with the time that has passed between them.
 #[derive(Debug, Default)]
 pub(super) struct ClockWatch {
-    /// The last reading in milliseconds since 1970, and when it had come.
+    /// The last reading in milliseconds since 1970, and when its answer came.
     last: Option<(u64, Instant)>,
 }
 
 impl ClockWatch {
-    /// Takes note of a reading that was asked for at `sent` and had come at `heard`. Gives by how much the clock was set back since the
-    /// reading before, if it was.
+    /// Notes a reading that was requested at `sent` and arrived at `heard`. Returns by how much the clock was set back since the former
+    /// reading, if it was.
     pub(super) fn note(&mut self, sent: Instant, heard: Instant, now: u64) -> Option<Duration> {
         let (before, heard_before) = self.last.replace((now, heard))?;
-        // At least so much has passed between the moments at which the two were read.
+        // At least this time has passed between the two readings.
         let passed = sent.saturating_duration_since(heard_before);
         let expected = Duration::from_millis(before) + passed;
         expected.checked_sub(Duration::from_millis(now)).filter(|back| *back > STEP)
@@ -49,7 +49,7 @@ mod tests {
             // By a minute and the second that has passed.
             (12_000, 12_001, START + 540_999, Some(60_000)),
             (13_000, 13_001, START + 541_998, None),
-            // While it was not looked at, a step that the time between hides from whoever compares readings only.
+            // A step back while no reading was taken, hidden by the time in between if only readings are compared.
             (43_000, 43_001, START + 542_000, Some(29_997)),
         ] {
             let found = watch.note(at(sent), at(heard), now);

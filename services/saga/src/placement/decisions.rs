@@ -1,4 +1,4 @@
-//! Decisions that people made about tenants and lanes: rows beside the lanes, which every replica follows by its heartbeats.
+//! Pauses of tenants and moves of lanes, as people decided them: rows beside the lanes, which every replica follows by its heartbeats.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use workflow::{LaneRowKey, WorkflowLane};
 use crate::definitions::{ScopedIdempotencyKey, SharedRows};
 use crate::lane::rows::row;
 
-/// A request may come again for a day, in milliseconds.
+/// How long repeats of a request are recognised, in milliseconds: a day.
 const REQUESTS_MILLIS: u64 = 24 * 3_600_000;
 
 /// Decision about a tenant.
@@ -39,7 +39,7 @@ pub struct LaneRow {
 /// A request that was carried out.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct RequestRow {
-    /// Hash that is the same for two equal requests of one id.
+    /// Hash of the request's content.
     hash: BlobHash,
 }
 
@@ -53,7 +53,7 @@ pub struct OperatorDecisions {
 }
 
 impl OperatorDecisions {
-    /// Reads it.
+    /// Reads all decisions.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -84,7 +84,7 @@ impl OperatorDecisions {
     }
 }
 
-/// Pauses a tenant, or goes on with it. Gives since when it is paused: one that is paused already stays so since then.
+/// Pauses or resumes a tenant. Returns since when it is paused; pausing it again keeps the first time.
 ///
 /// # Errors
 /// [`StoreError`]; may be repeated.
@@ -98,14 +98,14 @@ pub async fn pause(
     let after = change(&beside, &key, |before: Option<TenantRow>| {
         let before = before.and_then(|row| row.paused);
         let paused = is_paused.then(|| before.unwrap_or(now));
-        // Nothing else is decided about tenants, so that no row is left of one that goes on.
+        // The row has no other decision, so a resumed tenant has no row.
         paused.map(|paused| TenantRow { tenant: tenant.to_string(), paused: Some(paused) })
     });
     Ok(after.await?.and_then(|row| row.paused))
 }
 
-/// Moves a lane to a replica, or back to where its place is. Returns `false`, and changes nothing, where the request came before
-/// with another body.
+/// Moves a lane to a replica, or back to its computed owner. Returns `false`, and changes nothing, if the request came before with
+/// another body.
 ///
 /// # Errors
 /// [`StoreError`]; may be repeated.
@@ -143,7 +143,7 @@ pub async fn move_lane(
     }
 }
 
-/// Changes a row beside the lanes, as often as others are in between. Gives what it says afterwards.
+/// Changes a row beside the lanes, and retries when another change comes first. Returns the row's value afterwards.
 async fn change<T: Serialize + DeserializeOwned + PartialEq + Clone>(
     beside: &SharedRows,
     key: &LaneRowKey,
@@ -206,7 +206,7 @@ mod tests {
         move_lane(&store, &lane(1), Some("b"), None).await.expect("written");
         let request = |body: &[u8]| ScopedIdempotencyKey { id: "r".to_owned(), hash: BlobHash::of(body) };
         assert_eq!(move_lane(&store, &lane(2), None, Some(&request(b"2"))).await, Ok(true));
-        // A repeat changes nothing, however it is meant.
+        // A repeat changes nothing, whatever its target.
         assert_eq!(move_lane(&store, &lane(2), Some("b"), Some(&request(b"2"))).await, Ok(true));
         assert_eq!(move_lane(&store, &lane(3), None, Some(&request(b"3"))).await, Ok(false));
         let decided = OperatorDecisions::read(&store).await.expect("read");

@@ -1,7 +1,7 @@
-//! How a lane goes from one replica to the next.
+//! Handover of a lane from one replica to the next.
 //!
-//! Its owner is named by a row of the lane. Whoever is to own it waits until that row is gone, or its replica, so that calls that
-//! are under way come to their end where they began. A former owner that takes longer than it may is fenced out.
+//! A row of the lane names its owner. The next owner waits until that row or its replica is gone, so that calls under way end where
+//! they began. A former owner that takes too long is fenced out.
 
 use std::time::Duration;
 
@@ -15,10 +15,10 @@ use super::heartbeats::SagaReplicaFeed;
 use crate::lane::rows::{OwnerRow, row};
 use crate::lane::{LaneEnvironment, LaneExit};
 
-/// A former owner is given so much longer than calls under way have.
+/// Extra time for a former owner, beyond the grace for calls under way.
 const SLACK: Duration = Duration::from_secs(5);
 
-/// A lane that is to be owned, and given up in time.
+/// Task that waits for a lane, owns it, and gives it up in time.
 pub(super) struct LaneHandover {
     /// The lane.
     pub(super) lane: WorkflowLane,
@@ -28,14 +28,14 @@ pub(super) struct LaneHandover {
     pub(super) around: LaneEnvironment,
     /// How long calls under way may take to end.
     pub(super) grace: Duration,
-    /// Has the lane given up.
+    /// Cancelled to have the lane given up.
     pub(super) stop: CancellationToken,
-    /// Ends what is still under way after that.
+    /// Cancelled to cut off work that is still under way after the grace.
     pub(super) cut: CancellationToken,
 }
 
 impl LaneHandover {
-    /// Waits until the lane is free and owns it. Once it is to be given up, what is under way has its time.
+    /// Waits until the lane is free and owns it. After `stop`, work under way has the grace to end.
     pub(super) async fn run<F: Future<Output = LaneExit>>(
         mut self,
         own: impl FnOnce(CancellationToken) -> F,
@@ -58,7 +58,7 @@ impl LaneHandover {
         let ended = tokio::select! {
             ended = &mut owned => ended,
             () = late => {
-                tracing::warn!(lane = %self.lane, "what is under way is cut: it took longer than {:?} to end", self.grace);
+                tracing::warn!(lane = %self.lane, "work under way is cut off: it took longer than {:?} to end", self.grace);
                 self.cut.cancel();
                 owned.await
             }
@@ -66,12 +66,12 @@ impl LaneHandover {
         (self.lane, ended)
     }
 
-    /// Waits until no other replica has the lane. It is asked for with every beat.
+    /// Waits until no other replica has the lane, which is checked after every heartbeat.
     async fn free(&mut self) {
         let begin = Instant::now();
-        let mut is_told = false;
+        let mut is_logged = false;
         loop {
-            // Before the row is read: what changes since is seen by the next beat.
+            // Marked as seen before the row is read: a later change is noticed after the next heartbeat.
             self.heard.beats.borrow_and_update();
             match self.holder().await {
                 Ok(None) => return,
@@ -80,20 +80,20 @@ impl LaneHandover {
                     return;
                 }
                 Ok(Some(holder)) => {
-                    if !std::mem::replace(&mut is_told, true) {
+                    if !std::mem::replace(&mut is_logged, true) {
                         tracing::info!(lane = %self.lane, holder, "the lane is waited for");
                     }
                 }
-                Err(why) => tracing::warn!(lane = %self.lane, "who owns the lane is not known: {why}"),
+                Err(why) => tracing::warn!(lane = %self.lane, "the owner of the lane is unknown: {why}"),
             }
             if self.heard.beats.changed().await.is_err() {
-                // Nobody beats any more: this replica is ending.
+                // The heartbeats have ended: this replica is ending.
                 return std::future::pending().await;
             }
         }
     }
 
-    /// Another replica that lives and has not given up the lane.
+    /// Another live replica that has not given up the lane.
     async fn holder(&self) -> Result<Option<String>, String> {
         let key = LaneKey::new(&self.lane.to_string());
         let read = self.around.store.read(&key, &[row(&LaneRowKey::owner())]).await;
@@ -102,7 +102,7 @@ impl LaneHandover {
         let owner: OwnerRow = decode(&found.value).map_err(|error| error.to_string())?;
         let view = self.heard.view.borrow();
         if view.members.is_empty() {
-            return Err("no other replica is heard of".to_owned());
+            return Err("the live replicas are not known".to_owned());
         }
         let is_other = owner.replica != *self.around.replica;
         Ok(Some(owner.replica).filter(|holder| is_other && view.has(holder)))

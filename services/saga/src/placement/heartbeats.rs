@@ -1,7 +1,7 @@
-//! Beats: twice a second a replica says that it lives, and hears who else does and what was decided beside the lanes.
+//! Heartbeats: twice a second a replica reports that it lives, and learns which others live and what operators decided.
 //!
-//! A replica that was not heard of for [`LEASE`] is lost to the others, and they take its lanes. It knows that by its own clock, and
-//! gives them up itself: what it still commits is fenced, so nothing rests on both knowing it at once.
+//! A replica without a heartbeat for [`LEASE`] is lost to the others, and they take its lanes. It notices that by its own clock and gives
+//! the lanes up itself. Its late commits are fenced, so the two sides need not notice at the same moment.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -21,23 +21,23 @@ use super::decisions::OperatorDecisions;
 use super::{SagaReplicaIdentity, SagaReplicaRole};
 use crate::metrics::Metrics;
 
-/// Time from one beat to the next. A lane that is given up rests until the next replica has heard of it: less than a second.
+/// Time from one heartbeat to the next. A released lane rests until its next owner learns of it: less than a second.
 pub const BEAT_EACH: Duration = Duration::from_millis(500);
-/// Time after its last beat at which a replica is lost.
+/// Time after its last heartbeat at which a replica is lost.
 pub const LEASE: Duration = Duration::from_secs(5);
-/// A beat that has no answer for so long is given up.
+/// Time without an answer after which a heartbeat is given up.
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 
 /// View that a replica has of the others.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct SagaReplicaView {
-    /// Replicas that live, this one among them; none before the first beat, and while this one's beats are not heard.
+    /// Live replicas, this one among them; empty before the first heartbeat, and while this replica's heartbeats are not answered.
     pub members: Vec<PlacementMember>,
-    /// Number of times that this replica may have been lost to the others. What it took before that may be another's.
+    /// Number of times that this replica may have been lost to the others. Lanes that it took before may be another replica's.
     pub lapses: u64,
     /// Decisions about tenants and lanes.
     pub decided: Arc<OperatorDecisions>,
-    /// Revision of the rows beside the lanes. With another one, one of them has changed.
+    /// Revision of the rows beside the lanes, which changes with any of them.
     pub revision: u64,
 }
 
@@ -54,11 +54,11 @@ impl SagaReplicaView {
 pub struct SagaReplicaFeed {
     /// View since the last heartbeat that changed something.
     pub view: watch::Receiver<Arc<SagaReplicaView>>,
-    /// Number of beats that were answered.
+    /// Number of answered heartbeats.
     pub beats: watch::Receiver<u64>,
 }
 
-/// Has a replica beat.
+/// Sender of a replica's heartbeats.
 pub struct SagaHeartbeats {
     store: Arc<dyn KvStore>,
     identity: SagaReplicaIdentity,
@@ -66,25 +66,25 @@ pub struct SagaHeartbeats {
     metrics: Arc<Metrics>,
     view: watch::Sender<Arc<SagaReplicaView>>,
     beats: watch::Sender<u64>,
-    /// Asks for a beat at once.
+    /// Notified to send a heartbeat at once.
     soon: Notify,
 }
 
 /// State of the heartbeats of one process.
 struct SagaHeartbeatState {
-    /// When the last one was sent that was answered.
+    /// When the last answered heartbeat was sent.
     last: Option<Instant>,
     is_lapsed: bool,
     lapses: u64,
-    /// The rows beside the lanes as they were read last.
+    /// Decisions of operators, as they were last read.
     decided: Arc<OperatorDecisions>,
-    /// Their revision then; none before.
+    /// Revision of the shared rows at that time; `None` before.
     revision: Option<u64>,
     clock: ClockWatch,
 }
 
 impl SagaHeartbeats {
-    /// Beats of a replica that has not begun.
+    /// Makes the heartbeats of a replica, which have not begun.
     #[must_use]
     pub fn new(
         store: Arc<dyn KvStore>,
@@ -102,7 +102,7 @@ impl SagaHeartbeats {
         &self.identity
     }
 
-    /// Follows what is heard.
+    /// Subscribes to what the heartbeats learn.
     #[must_use]
     pub fn heard(&self) -> SagaReplicaFeed {
         SagaReplicaFeed { view: self.view.subscribe(), beats: self.beats.subscribe() }
@@ -114,12 +114,12 @@ impl SagaHeartbeats {
         Arc::clone(&self.view.borrow())
     }
 
-    /// Has the next beat come at once: something has changed.
+    /// Sends the next heartbeat at once, since something has changed.
     pub fn beat_now(&self) {
         self.soon.notify_one();
     }
 
-    /// Beats for ever. `drained` are tenants whose lanes are given up, `draining` is cancelled once all are.
+    /// Sends heartbeats for ever. `drained` are tenants whose lanes are given up, `draining` is cancelled once all are.
     pub async fn run(
         &self,
         mut drained: watch::Receiver<Arc<BTreeSet<TenantId>>>,
@@ -146,10 +146,10 @@ impl SagaHeartbeats {
         }
     }
 
-    /// Says that the replica lives no longer: others take what it had at once.
+    /// Reports that the replica leaves: others take its lanes at once.
     ///
     /// # Errors
-    /// [`StoreError`]; it is lost a lease later then.
+    /// [`StoreError`]; the others then take the lanes once the lease ends.
     pub async fn leave(&self) -> Result<(), StoreError> {
         let beat = self.beat_of(Bytes::new(), Duration::ZERO, false);
         self.store.heartbeat(&beat).await.map(drop)
@@ -177,13 +177,13 @@ impl SagaHeartbeats {
         }
     }
 
-    /// Beats once, and tells what was heard.
+    /// Sends one heartbeat, and publishes what its answer says.
     async fn beat(&self, words: Bytes, pulse: &mut SagaHeartbeatState, condition: &ReadinessCondition) {
         let beat = self.beat_of(words, LEASE, pulse.last.is_none());
-        // In a store of one process nobody takes anything meanwhile.
+        // In a store of a single process no other replica can take a lane meanwhile.
         let is_shared = self.store.capabilities().shared;
         let sent = Instant::now();
-        // A lease that ends while an answer is waited for is noticed when it ends.
+        // The wait for an answer ends with the lease, so that its end is noticed at once.
         let lease = pulse.last.map(|last| (last + LEASE).saturating_duration_since(sent));
         let limit =
             lease.filter(|left| !left.is_zero()).map_or(ANSWER_WITHIN, |left| left.min(ANSWER_WITHIN));
@@ -192,7 +192,7 @@ impl SagaHeartbeats {
             Err(_) => Err(format!("the store did not answer in {limit:?}")),
         };
         if is_shared && pulse.last.is_some_and(|last| last.elapsed() >= LEASE) {
-            self.lose(pulse, "no beat of this replica was heard for longer than its lease");
+            self.lose(pulse, "the store has answered no heartbeat for longer than the lease of this replica");
         }
         let living = match answer {
             Ok(living) => living,
@@ -245,7 +245,7 @@ impl SagaHeartbeats {
         }
     }
 
-    /// Takes note that the others may have lost this replica, so that it gives up what it has.
+    /// Notes that the others may have lost this replica, so that it gives up its lanes.
     fn lose(&self, pulse: &mut SagaHeartbeatState, why: &str) {
         if std::mem::replace(&mut pulse.is_lapsed, true) {
             return;
@@ -259,7 +259,7 @@ impl SagaHeartbeats {
         });
     }
 
-    /// Reads what was decided, where anything beside the lanes has changed since.
+    /// Reads the decisions of operators, if any row beside the lanes has changed since.
     async fn decided(
         &self,
         pulse: &mut SagaHeartbeatState,
@@ -273,12 +273,12 @@ impl SagaHeartbeats {
     }
 }
 
-/// Replicas that live. One whose words cannot be read owns nothing here.
+/// Live replicas. A replica whose heartbeat cannot be parsed is assigned no lanes here.
 fn members(living: &StoreHeartbeatReply) -> Vec<PlacementMember> {
     let read = |replica: &Replica| match serde_json::from_slice::<PlacementMember>(&replica.words) {
         Ok(member) => Some(PlacementMember { name: replica.name.clone(), ..member }),
         Err(error) => {
-            tracing::warn!(replica = replica.name, "its words cannot be read: {error}");
+            tracing::warn!(replica = replica.name, "its heartbeat cannot be parsed: {error}");
             None
         }
     };

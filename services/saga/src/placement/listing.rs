@@ -1,4 +1,4 @@
-//! Lanes as people see them: who owns each, and how far it has read.
+//! Lanes as callers see them: the owner of each, and how far it has read.
 
 use std::collections::BTreeSet;
 
@@ -25,7 +25,7 @@ const AT_ONCE: usize = 16;
 pub(crate) struct LaneReport {
     /// The lane.
     pub(crate) lane: WorkflowLane,
-    /// The last one that took it and has not given it up, whether or not that lives.
+    /// The last replica that took the lane and has not given it up, whether or not it lives.
     pub(crate) owner: Option<OwnerRow>,
     /// Sources that it reads.
     pub(crate) sources: Vec<SourceReport>,
@@ -38,9 +38,9 @@ pub(crate) struct SourceReport {
     pub(crate) source: ConsumerSource,
     /// Stream of the source.
     pub(crate) stream: &'static str,
-    /// How far it was read; nothing where it was not read yet.
+    /// How far the source was read; `None` where it was not read yet.
     pub(crate) checkpoint: Option<Checkpoint>,
-    /// Messages behind that; nothing where the broker does not know.
+    /// Messages behind that position; `None` where the broker does not know.
     pub(crate) pending: Option<u64>,
 }
 
@@ -72,7 +72,7 @@ pub(crate) async fn reports(
 ) -> Result<Vec<LaneReport>, StoreError> {
     let reports = stream::iter(lanes).map(|lane| report(around, definitions, lane)).buffered(AT_ONCE);
     let mut reports: Vec<_> = reports.collect::<Vec<_>>().await.into_iter().collect::<Result<_, _>>()?;
-    // Without a connection each of them would be waited for.
+    // Without a connection every one of these requests would time out.
     if around.broker.connection().borrow().connected {
         let mut asked = Vec::new();
         for LaneReport { lane, sources, .. } in &mut reports {

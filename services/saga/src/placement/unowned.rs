@@ -3,13 +3,13 @@
 use workflow::WorkflowLane;
 use workflow::placement::PlacementMember;
 
-/// Says why none of the replicas that live may own a lane; nothing where one may.
+/// Returns why no live replica may own a lane; `None` where one may.
 pub(crate) fn why(members: &[PlacementMember], lane: &WorkflowLane) -> Option<String> {
     if members.iter().any(|member| member.may_own(lane)) {
         return None;
     }
     if members.is_empty() {
-        return Some("this replica does not hear from its store, and knows of no owner".to_owned());
+        return Some("this replica gets no answer from its store, and knows of no owner".to_owned());
     }
     let role = match lane {
         WorkflowLane::Saga { .. } => "saga",
@@ -53,7 +53,7 @@ mod tests {
         for (members, lane, part) in [
             (vec![good.clone()], &saga, None),
             (vec![member(true, &[], true), good.clone()], &saga, None),
-            (vec![], &saga, Some("does not hear from its store")),
+            (vec![], &saga, Some("gets no answer from its store")),
             (vec![good], &effect, Some("start one with --role effect")),
             (vec![member(true, &[], true)], &saga, Some("role `saga` drains; start another one")),
             (vec![member(true, &["acme"], false)], &saga, Some("told to give up the lanes of its tenant")),

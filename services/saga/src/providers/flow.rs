@@ -1,7 +1,7 @@
 //! Flows of this suite: a call submits one and waits for its end.
 //!
-//! A flow is called after its command, and its request id is the command's: whoever submits it again is given the one that there
-//! is. Ends are told by a watch of each context, so nothing polls.
+//! The name of a flow is derived from its command, and its request id is that of the command, so a repeated submission gets the
+//! existing flow. A watch of each context reports ends, so nothing polls.
 
 mod client;
 mod end;
@@ -31,7 +31,7 @@ use super::{CallProvider, ProviderCall};
 use crate::effects::CallMessage;
 use crate::secrets::Secrets;
 
-/// Age of a command up to which the scheduler knows its request id for certain: it keeps one for 24 hours.
+/// Age of a command up to which the scheduler certainly knows its request id: it keeps them for 24 hours.
 const REMEMBERED: Duration = Duration::from_secs(23 * 3600);
 /// Time by which the clock that dated a command may be ahead of this one.
 const SKEW: Duration = Duration::from_secs(1800);
@@ -39,25 +39,25 @@ const SKEW: Duration = Duration::from_secs(1800);
 const SUBMIT_AGAIN: [Duration; 3] =
     [Duration::from_millis(200), Duration::from_millis(600), Duration::from_millis(1500)];
 
-/// Tells a call something; says whether it is open in this process.
+/// Function that sends a message to a call; returns whether the call is open in this process.
 pub type CallNotifier = Arc<dyn Fn(CommandId, CallMessage) -> bool + Send + Sync>;
-/// The context of a tenant; nothing for one that has none.
+/// Function that looks up the context of a tenant; `None` for one that has none.
 pub type TenantContextLookup = Arc<dyn Fn(&TenantId) -> Option<ContextId> + Send + Sync>;
 
 /// Environment that flows are run in.
 #[derive(Clone)]
 pub struct EffectFlowEnvironment {
-    /// The way to the scheduler.
+    /// Channel to the scheduler.
     pub scheduler: Channel,
-    /// The way to storage, which takes what flows carry along.
+    /// Channel to storage, which takes the files of flows.
     pub storage: Channel,
     /// Trust domain of the servers that tokens are issued for.
     pub trust_domain: TrustDomain,
-    /// Where keys of actors are.
+    /// Source of the actors' keys.
     pub secrets: Arc<Secrets>,
-    /// Where tenants have their flows run.
+    /// Look-up of the context that runs a tenant's flows.
     pub context_of: TenantContextLookup,
-    /// Where ends are told.
+    /// Receiver of the ends of flows.
     pub notify: CallNotifier,
 }
 
@@ -83,7 +83,7 @@ struct EffectFlowTemplate<'a> {
 }
 
 impl FlowProvider {
-    /// Makes the provider. Watches a context from the first call there on. To be used within a runtime.
+    /// Makes the provider, which watches a context from the first call there on. Needs a running runtime.
     #[must_use]
     pub fn new(transport: &FlowTransport, files: FlowFiles, around: EffectFlowEnvironment) -> Self {
         let EffectFlowEnvironment { scheduler, storage, trust_domain, secrets, context_of, notify: tell } =
@@ -93,7 +93,7 @@ impl FlowProvider {
         Self { client, files, context_of, notify: tell, watches: Mutex::default() }
     }
 
-    /// The place of a tenant's flows, and the watch there.
+    /// Scope of a tenant's flows, and the watch of its context.
     fn watch_of(&self, tenant: &TenantId) -> Option<(EffectFlowScope, Arc<ContextWatch>)> {
         let place = EffectFlowScope { tenant: tenant.clone(), context: (self.context_of)(tenant)? };
         let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
@@ -109,7 +109,7 @@ impl FlowProvider {
 
     async fn make(&self, call: &ProviderCall) -> Result<ProviderAnswer, ProviderAnswer> {
         let Some(wanted) = self.wanted(&call.effect) else {
-            return Err(failed("request", "the effect is no flow that was loaded"));
+            return Err(failed("request", "the flow file of the effect is not loaded"));
         };
         let Some((place, watch)) = self.watch_of(&call.tenant) else {
             return Err(passing(format!("the tenant `{}` has no context", call.tenant)));
@@ -137,7 +137,7 @@ impl FlowProvider {
         }
     }
 
-    /// The one flow of a call: the one that there is, or a new one.
+    /// Returns the flow of a call: the existing one, or a new one.
     async fn flow_for(
         &self,
         call: &ProviderCall,
@@ -153,7 +153,7 @@ impl FlowProvider {
         call.sent.raise();
         match self.submit(place, submission).await {
             Ok(flow) => Ok(flow),
-            // It was submitted with another flow file, before that was changed.
+            // The flow was submitted before with another version of the flow file.
             Err(trouble) if trouble.is_other_body() => {
                 let found = self.client.find(place, &submission.name).await;
                 let found = found.map_err(|trouble| ProviderAnswer::Unknown { why: trouble.to_string() })?;
@@ -170,7 +170,7 @@ impl FlowProvider {
         }
     }
 
-    /// Submits a flow, again where the answer was lost.
+    /// Submits a flow, and retries where the answer was lost.
     async fn submit(
         &self,
         place: &EffectFlowScope,

@@ -1,7 +1,7 @@
-//! Requests by HTTP: one request for each call, under the key by which it counts once.
+//! Requests by HTTP: one request for each call, with its idempotency key.
 //!
-//! A request that was sent may have been carried out. So a failure before the first byte of the request passes, one after it leaves the outcome
-//! unknown, and only an answer says that a call failed.
+//! A request that was sent may have been carried out. So a failure before the first byte of the request is retried, a failure after it
+//! leaves the outcome unknown, and only an answer can say that a call failed.
 
 mod request;
 mod response;
@@ -32,7 +32,7 @@ use crate::secrets::{SecretError, Secrets};
 
 /// Body of a request or an answer, in bytes.
 pub const BODY_BYTES_MAX: usize = 1024 * 1024;
-/// How often an answer may lead elsewhere.
+/// Largest number of redirects that are followed.
 const REDIRECTIONS_MAX: usize = 5;
 
 /// The name of the header that carries the key of a call.
@@ -40,7 +40,7 @@ const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 /// The name of the header that carries the trace context.
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
-/// A transport that cannot work, whatever it is asked.
+/// A transport that cannot work for any call.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct BadTransport(pub(super) String);
@@ -65,12 +65,12 @@ impl fmt::Debug for HttpProvider {
     }
 }
 
-/// Why no request could be made of a call. Nothing was sent.
+/// Reason why no request could be built for a call. Nothing was sent.
 #[derive(Debug)]
 pub(super) enum RequestBuildError {
-    /// A formula has no answer.
+    /// A formula failed.
     Formula(FormulaValueError),
-    /// The answers of the formulas make no request.
+    /// The values of the formulas make no valid request.
     Request(String),
     /// A secret cannot be used now.
     Secret(SecretError),
@@ -81,7 +81,7 @@ impl From<RequestBuildError> for ProviderAnswer {
         match unmade {
             RequestBuildError::Formula(error) => failed("formula", &error.to_string()),
             RequestBuildError::Request(why) => failed("request", &why),
-            // Whoever keeps the secrets can mend that.
+            // The operator can add or repair the secret, so the call is retried.
             RequestBuildError::Secret(error) => Self::Passing { why: error_chain(&error), after: None },
         }
     }
@@ -91,7 +91,7 @@ impl HttpProvider {
     /// Makes the provider. `trust` is for transports that name no authority of their own.
     ///
     /// # Errors
-    /// The transport has a base or a header that is none, or a header that the provider sets itself.
+    /// The transport has an invalid base or header, or a header that the provider sets itself.
     pub fn new(
         transport: &HttpTransport,
         secrets: Arc<Secrets>,
@@ -106,7 +106,7 @@ impl HttpProvider {
         };
         let base = base.filter(|base| base.query().is_none() && egress::has_valid_port(base));
         let base = base.and_then(|base| Some((port(&base)?, base)));
-        let (port, base) = base.ok_or_else(|| BadTransport(format!("`{text}` is no base of requests")))?;
+        let (port, base) = base.ok_or_else(|| BadTransport(format!("`{text}` cannot be a base URL")))?;
         let mut headers = Vec::new();
         for (name, value) in &transport.headers {
             let header = HeaderName::from_bytes(name.as_bytes());
@@ -128,13 +128,13 @@ impl HttpProvider {
         })
     }
 
-    /// Has another resolver than the system's say where names lead.
+    /// Resolves host names with this resolver instead of the system's.
     #[must_use]
     pub fn resolved_by(self, resolver: Arc<dyn HostResolver>) -> Self {
         Self { hosts: self.hosts.with_resolver(resolver), ..self }
     }
 
-    /// Sends a request, and follows where the answer leads as far as that repeats nothing and tells nobody else.
+    /// Sends a request, and follows redirects as far as that repeats no change and reaches no other host.
     async fn exchange(
         &self,
         mut ask: EgressRequest,
@@ -175,8 +175,8 @@ impl HttpProvider {
         })
     }
 
-    /// Says where an answer leads. It is followed to the same server by the same method; and for what only reads, to another allowed
-    /// port of that host as well, unless the way there is not encrypted any more. To another host it is never followed.
+    /// Returns the target of a redirect. It is followed to the same server with the same method; a GET also to another allowed port of
+    /// that host, unless encryption would be lost. A redirect to another host is never followed.
     fn lead(&self, ask: &EgressRequest, reply: &EgressResponse) -> RedirectDecision {
         let Some(to) = ask.redirection(reply) else { return RedirectDecision::Nowhere };
         if (to.scheme(), to.authority()) == (ask.uri().scheme(), ask.uri().authority()) {
@@ -228,7 +228,7 @@ impl HttpProvider {
         http: &HttpCall,
     ) -> Result<Option<ProviderAnswer>, ProviderAnswer> {
         let UnknownOutcomePolicy::Query(query) = &call.effect.unknown else { return Ok(None) };
-        // No key: that is for the one request that counts, and this is another one.
+        // Without the idempotency key, which belongs to the request of the call itself.
         let ask = self.ask_of(call, &query.request)?;
         let heard = self.exchange(ask, call, ()).await?;
         match (answer_to_ask(call, http, query, &heard), heard.lead) {
@@ -260,7 +260,7 @@ impl CallProvider for HttpProvider {
         match self.query(call, http).await {
             Ok(answer) => answer,
             Err(answer) => {
-                // About the question, not about the call.
+                // The failure concerns the query, not the call.
                 let why = why_not(&answer);
                 tracing::info!(effect = %call.effect.name, command = %call.command, why, "the query had no answer");
                 None
@@ -272,7 +272,7 @@ impl CallProvider for HttpProvider {
     async fn stop(&self, _: &ProviderCall, _: &str) {}
 }
 
-/// Why a request had no answer, for people.
+/// Reason why a request had no answer, for people.
 fn why_not(answer: &ProviderAnswer) -> &str {
     match answer {
         ProviderAnswer::Passing { why, .. } | ProviderAnswer::Unknown { why } => why,
@@ -283,7 +283,7 @@ fn why_not(answer: &ProviderAnswer) -> &str {
     }
 }
 
-/// Returns `true` for a header that providers alone set.
+/// Returns `true` for a header that only providers set.
 fn is_reserved(name: &HeaderName) -> bool {
     is_connection_header(name)
         || *name == header::AUTHORIZATION
@@ -297,7 +297,7 @@ pub(super) fn failed(code: &str, why: &str) -> ProviderAnswer {
     ProviderAnswer::Failed { code: code.to_owned(), payload }
 }
 
-/// The answer to a call that the rules of egress are against.
+/// The answer to a call that the rules of egress deny.
 pub(super) fn denied_by(denied: &DeniedHost) -> ProviderAnswer {
     let rule = match denied.reason {
         HostDenialReason::NotListed => "allow_hosts",
@@ -306,7 +306,7 @@ pub(super) fn denied_by(denied: &DeniedHost) -> ProviderAnswer {
     refusal(rule, &denied.host, denied.port, &denied.to_string())
 }
 
-/// The failure of a call that does not go to a host, by a rule.
+/// The failure of a call to a host that a rule denies.
 fn refusal(rule: &str, host: &str, port: u16, message: &str) -> ProviderAnswer {
     let code = "egress";
     let payload = Json::object([

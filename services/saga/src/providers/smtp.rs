@@ -1,7 +1,7 @@
 //! Mail by SMTP: one mail for each call, whose `Message-ID` is the id of the command.
 //!
-//! A server may have taken a mail once it was told that the mail is over. Until then nothing has happened; from then on only its
-//! answer says whether it has.
+//! A server may have taken a mail once the end of its content was sent. Until then nothing has happened; from then on only the
+//! server's answer shows whether it has.
 
 mod dialog;
 mod mail;
@@ -64,7 +64,7 @@ impl SmtpProvider {
         });
         let senders: Vec<_> = senders.collect::<Result<_, _>>()?;
         if senders.is_empty() {
-            return Err(BadTransport("there is nobody that mail may come from".to_owned()));
+            return Err(BadTransport("`from` names no sender: give addresses or `*@domain`".to_owned()));
         }
         Ok(Self {
             host: transport.host.clone(),
@@ -83,7 +83,7 @@ impl SmtpProvider {
         })
     }
 
-    /// Has another resolver than the system's say where names lead.
+    /// Resolves host names with this resolver instead of the system's.
     #[must_use]
     pub fn resolved_by(self, resolver: Arc<dyn HostResolver>) -> Self {
         Self { hosts: self.hosts.with_resolver(resolver), ..self }
@@ -105,7 +105,7 @@ impl SmtpProvider {
         }
     }
 
-    /// Opens a dialog, up to where the server takes mail.
+    /// Opens a dialog, up to the point where the server takes mail.
     async fn open(&self, call: &ProviderCall, sender: &Address) -> Result<SmtpDialog, ProviderAnswer> {
         let trust = match &self.ca {
             None => self.trust.clone(),
@@ -158,7 +158,7 @@ fn no_secret(error: SecretError) -> ProviderAnswer {
     passing(error_chain(&error))
 }
 
-/// Answers a call whose server does not let us begin. That is about the server and us: no mail was spoken of.
+/// Answers a call whose server refuses the session. That concerns the server and us: no mail was mentioned yet.
 #[expect(clippy::needless_pass_by_value, reason = "`map_err` gives it away")]
 fn before_mail(trouble: SmtpError) -> ProviderAnswer {
     passing(trouble.to_string())

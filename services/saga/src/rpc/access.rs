@@ -1,8 +1,8 @@
-//! Tenants, contexts and roles: who may do what to whose sagas.
+//! Access control: tenants, contexts and roles.
 //!
-//! A tenant belongs to a context, and roles are those of that context. Reads go by what is known of roles here; changes are decided
-//! by storage, which writes them down in the same step. An unknown tenant and one whose context the caller has no role in are both
-//! NOT_FOUND, in the same words.
+//! A tenant belongs to a context, whose roles apply. Reads are checked against the roles known here; storage decides about changes, and
+//! records them in the same step. An unknown tenant, and one in whose context the caller has no role, both give NOT_FOUND with the
+//! same text.
 
 use ::rpc::{Caller, Error, ErrorKind, RpcReason, forward_status};
 use identity::Identity;
@@ -15,7 +15,7 @@ use tonic::{Code, Request, Status};
 
 use super::SagaApi;
 
-/// Metadata that may name the tenant of a call once more.
+/// Metadata that may name the tenant of a call, in addition to the request.
 const TENANT_HEADER: &str = "x-tenant-id";
 /// Size of an audit record's resource, in bytes at most.
 const RESOURCE_BYTES_MAX: usize = 512;
@@ -24,12 +24,12 @@ const RESOURCE_BYTES_MAX: usize = 512;
 #[derive(Debug)]
 pub(crate) struct SagaCaller {
     identity: Identity,
-    /// The texts of the metadata, of which there is one at most.
+    /// Tenants that the metadata name.
     named: Vec<String>,
 }
 
 impl SagaCaller {
-    /// Reads who calls.
+    /// Reads the caller of a request.
     ///
     /// # Errors
     /// As [`Caller::of`].
@@ -58,12 +58,12 @@ impl SagaCaller {
 }
 
 fn named(metadata: &MetadataMap) -> Vec<String> {
-    // What is no text names no tenant either.
+    // A value that is no text names no tenant.
     let text = |value: &tonic::metadata::MetadataValue<_>| value.to_str().unwrap_or("\u{fffd}").to_owned();
     metadata.get_all(TENANT_HEADER).iter().map(text).collect()
 }
 
-/// Change that somebody asks for, as it is decided about and written down.
+/// Requested change, as storage decides about it and records it.
 #[derive(Debug)]
 pub(crate) struct SagaChangeRequest<'a> {
     /// Permission that the caller needs.
@@ -72,13 +72,13 @@ pub(crate) struct SagaChangeRequest<'a> {
     pub(crate) method: &'static str,
     /// Resource that the method is called for, as in `order/o-1`.
     pub(crate) resource: &'a str,
-    /// Id and hash of the request; none where it may not come again.
+    /// Idempotency key of the request; `None` where it has none.
     pub(crate) request: Option<&'a SagaIdempotencyKey>,
-    /// True if nothing is to be changed.
+    /// True if nothing may be changed.
     pub(crate) dry_run: bool,
 }
 
-/// Request that may come again: its id, and what makes two of them the same.
+/// Idempotency key of a request: its id, and the hash of its content.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SagaIdempotencyKey {
     /// The id.
@@ -88,8 +88,8 @@ pub(crate) struct SagaIdempotencyKey {
 }
 
 impl SagaIdempotencyKey {
-    /// Reads the id of a request, and notes what is wrong with it; nothing where it is empty. `hash` is that of the request without
-    /// its id.
+    /// Parses the id of a request, and notes what is wrong with it; `None` where it is empty. `hash` is that of the request without its
+    /// id.
     pub(crate) fn parse(id: &str, hash: BlobHash, violations: &mut Violations) -> Option<Self> {
         Some(Self { id: RequestId::parse(id, violations)?, hash })
     }
@@ -100,7 +100,7 @@ pub(crate) fn hash_of<M: Message>(method: &str, body: &M) -> BlobHash {
     BlobHash::of(&[method.as_bytes(), &[0], &body.encode_to_vec()].concat())
 }
 
-/// NOT_FOUND of a tenant, in the same words whether it is unknown or foreign.
+/// NOT_FOUND of a tenant, with the same text whether it is unknown or foreign.
 pub(crate) fn no_tenant(tenant: &TenantId) -> Status {
     Error::not_found(if tenant.is_single() { "the tenant".to_owned() } else { format!("tenant {tenant}") })
         .into()
@@ -136,7 +136,7 @@ impl SagaApi {
         self.app.context_of(tenant).ok_or_else(|| no_tenant(tenant))
     }
 
-    /// Lets a reader through. Gives the context and the actor, for streams that end with the role.
+    /// Checks that the caller may read. Returns the context and the actor, for streams that end with the role.
     ///
     /// # Errors
     /// INVALID_ARGUMENT (`TENANT_MISMATCH`), NOT_FOUND for a tenant that is unknown or foreign, UNAVAILABLE.
@@ -148,7 +148,7 @@ impl SagaApi {
         self.read_as(principal, tenant, Role::Reader).await
     }
 
-    /// Lets a reader through whose role is this one at least.
+    /// Checks that the caller has at least this role.
     ///
     /// # Errors
     /// As [`SagaApi::read`]; PERMISSION_DENIED (`ROLE_INSUFFICIENT`) for a reader whose role is less.
@@ -171,7 +171,7 @@ impl SagaApi {
         }
     }
 
-    /// Has storage decide about a change, which writes it down where it is allowed. Gives the actor.
+    /// Has storage decide about a change and record it. Returns the actor.
     ///
     /// # Errors
     /// As [`SagaApi::read`]; PERMISSION_DENIED (`ROLE_INSUFFICIENT`), FAILED_PRECONDITION (`CONTEXT_DELETING`), ALREADY_EXISTS
@@ -202,7 +202,7 @@ impl SagaApi {
         }
     }
 
-    /// Checks that owners take in what is for a tenant.
+    /// Checks that the tenant is not paused, so that owners take in its messages.
     ///
     /// # Errors
     /// FAILED_PRECONDITION (`TENANT_PAUSED`).
@@ -214,7 +214,7 @@ impl SagaApi {
         Err(Error::new(ErrorKind::FailedPrecondition, RpcReason::TenantPaused, message).into())
     }
 
-    /// Checks that a tenant is there that the operator names; none where the request names none.
+    /// Checks that the tenant named by the operator exists; `None` where the request names none.
     ///
     /// # Errors
     /// INVALID_ARGUMENT, NOT_FOUND.
@@ -244,7 +244,7 @@ impl SagaApi {
     }
 
     fn access(&self) -> Result<&crate::app::ActorAccess, Status> {
-        // Without storage the gate believes no actor, so that nobody comes here.
+        // Without storage the gate refuses every actor, so no caller gets here.
         self.app.access().ok_or_else(|| {
             Error::unavailable(
                 RpcReason::PeerUnavailable,

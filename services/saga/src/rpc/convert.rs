@@ -1,4 +1,4 @@
-//! From what is kept to what callers see.
+//! Conversion of stored values to messages.
 
 use proto::convert::enums;
 use proto::convert::saga::InstanceName;

@@ -1,4 +1,4 @@
-//! Dead letters: read, applied, removed.
+//! Methods about dead letters: list, get, redrive, purge.
 
 use ::rpc::{Error, PageRequest};
 use std::collections::BTreeSet;
@@ -30,14 +30,14 @@ use crate::lane::dead_letter_name::DeadLetterName;
 use crate::reads::{DeadLetterEntry, RowReadError, RowReader, read};
 use crate::sagas::{DeadLetterRow, NOBODY};
 
-/// The kind of a reason in a filter, in bytes.
+/// Code of a reason in a filter, in bytes.
 const CODE_BYTES_MAX: usize = 64;
 /// Letters of one request.
 const KEYS_MAX: usize = 1000;
 
 /// NOT_FOUND of a letter.
 pub(super) fn no_letter(key: &str) -> Status {
-    // The text is whatever the caller has sent.
+    // The caller may have sent any text, so it is quoted and cut.
     Error::not_found(format!("the dead letter {:?}", key.chars().take(200).collect::<String>())).into()
 }
 
@@ -46,7 +46,7 @@ pub(super) fn no_letter(key: &str) -> Status {
 struct DeadLetterFilter {
     saga: Option<SagaName>,
     correlation: Option<CorrelationId>,
-    /// Empty for every one.
+    /// Empty for all codes.
     code: String,
 }
 
@@ -135,13 +135,13 @@ pub(super) async fn get(
     let tenant = tenant(&tenant_id, api.has_tenants(), &mut violations);
     let tenant = violations.into_result(tenant).map_err(Error::from)?;
     api.read(caller, &tenant).await?;
-    // A text that is no name is the name of nothing.
+    // An invalid name is the name of no letter.
     let name = DeadLetterName::parse(&key, &tenant).ok_or_else(|| no_letter(&key))?;
     let letter = api.reads().letter(&name).await.map_err(failed)?.ok_or_else(|| no_letter(&key))?;
     Ok(GetSagaDeadLetterResponse { dead_letter: Some(wire::dead_letter::letter(&tenant, &letter, true)) })
 }
 
-/// Letters that a request names, and who asks.
+/// Letters that a request names, and the request to their owners.
 struct DeadLetterSelection {
     letters: Vec<(DeadLetterName, Option<DeadLetterRow>)>,
     speaker: OperatorRequest,
@@ -157,7 +157,7 @@ struct DeadLetterRequestHead<'a> {
     hash: BlobHash,
 }
 
-/// Finds the letters of a request, once it is allowed.
+/// Authorizes a request, and finds its letters.
 async fn named(
     api: &SagaApi,
     caller: &SagaCaller,
@@ -193,12 +193,12 @@ async fn named(
     Ok(DeadLetterSelection { letters, speaker: OperatorRequest::new(actor, &tenant, request.as_ref(), hash) })
 }
 
-/// The part of a request that is about one of its letters.
+/// Suffix of the request id for one of the letters.
 fn part(number: usize) -> String {
     format!("/{number}")
 }
 
-/// The correlation under which a letter stands.
+/// The correlation under which a letter is stored.
 fn correlation_of(row: &DeadLetterRow) -> Result<CorrelationId, Status> {
     match &row.correlation {
         Some(correlation) => Ok(correlation.clone()),
@@ -206,11 +206,11 @@ fn correlation_of(row: &DeadLetterRow) -> Result<CorrelationId, Status> {
     }
 }
 
-/// The subject of a word about a letter, or about its lane.
+/// The subject of a request about a dead letter, or about its lane.
 pub(super) fn subject_of(lane: &WorkflowLane, correlation: &CorrelationId) -> MessageSubject {
     match lane {
         WorkflowLane::Saga { saga, .. } => MessageSubject::workflow(saga, correlation),
-        // It is about no call.
+        // The request is about no call.
         WorkflowLane::Effect { effect, .. } => {
             MessageSubject::Effect { effect: effect.clone(), command: CommandId::from_bits(0) }
         }
@@ -240,7 +240,7 @@ pub(super) async fn redrive(
     };
     let DeadLetterSelection { letters, speaker } = named(api, caller, head, violations).await?;
     let reads = api.reads();
-    // Letters that are gone were applied by this very request, or nothing is done.
+    // A letter that is gone must have been handled by an earlier try of this request; otherwise nothing is done.
     let mut known: Vec<Option<LaneRequestAnswer>> = Vec::with_capacity(letters.len());
     for (number, (name, row)) in letters.iter().enumerate() {
         let key = LaneRequestAnswer::key(&format!("{}{}", speaker.request, part(number)));
@@ -280,7 +280,7 @@ pub(super) async fn redrive(
     Ok(RedriveSagaDeadLettersResponse { redrives })
 }
 
-/// The answer of the lane that a letter was passed on to, as it is kept there; else the one that there is.
+/// The answer of the lane that a letter was passed on to, as it is stored there; otherwise the given answer.
 async fn passed_on(
     api: &SagaApi,
     name: &DeadLetterName,
@@ -349,7 +349,7 @@ pub(super) async fn purge(
     for (number, (name, row)) in letters.iter().enumerate() {
         let part = part(number);
         let Some(row) = row else {
-            // It is gone: perhaps by this very request.
+            // The letter is gone, perhaps by an earlier try of this request.
             let key = LaneRequestAnswer::key(&format!("{}{part}", speaker.request));
             let known: Option<LaneRequestAnswer> = reads.row(&name.lane, key).await.map_err(failed)?;
             held += known.filter(|known| speaker.is_answer(known)).map_or(0, |known| known.removed);

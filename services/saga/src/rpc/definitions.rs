@@ -1,4 +1,4 @@
-//! Definitions: checked, put in force, taken out of it, read.
+//! Methods about definitions: validate, apply, retire, get, list.
 
 use ::rpc::{Error, ErrorKind, PageRequest, RpcReason};
 use model::{BlobHash, SagaName, TenantId, Violations};
@@ -28,7 +28,7 @@ const FILE_NAME_BYTES_MAX: usize = 255;
 /// Name given to a file that has none.
 const UNNAMED: &str = "manifest";
 
-/// Checks a manifest and keeps nothing.
+/// Checks a manifest and stores nothing.
 pub(super) async fn validate(
     api: &SagaApi,
     caller: &SagaCaller,
@@ -141,7 +141,7 @@ pub(super) async fn list(
     Ok(ListSagaDefinitionsResponse { definitions, next_page_token })
 }
 
-/// Where a definition stands in lists: by name, the newest version first.
+/// Place of a definition in lists: by name, the newest version first.
 fn place(found: &TenantDefinition) -> String {
     format!("{} {:010}", found.saga.name, u32::MAX - found.saga.version)
 }
@@ -171,7 +171,7 @@ fn define<'a>(
     SagaChangeRequest { permission: SagaPermission::Define, method, resource, request, dry_run: false }
 }
 
-/// The request as it is kept with its answer: it is that of one actor.
+/// The idempotency key as it is stored with the answer: scoped to one actor.
 fn kept(tenant: &TenantId, actor: u32, request: Option<SagaIdempotencyKey>) -> Option<Kept> {
     request
         .map(|SagaIdempotencyKey { id, hash }| Kept { id: format!("define\n{tenant}\n{actor}\n{id}"), hash })

@@ -1,4 +1,4 @@
-//! Calls of effects: read, resolved, made again, cancelled.
+//! Methods about calls of effects: get, list, complete, resolve, retry, cancel.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -33,7 +33,7 @@ use crate::reads::{RowReadError, RowReader, read};
 
 /// The code of a failure, in characters.
 const CODE_CHARS_MAX: usize = 64;
-/// Lanes that are asked at a time for a call of which nobody said where it is.
+/// Lanes that are read at a time to find a call whose effect is not given.
 const LANES_AT_ONCE: usize = 8;
 
 /// NOT_FOUND of a call.
@@ -42,7 +42,7 @@ pub(super) fn no_call(command: CommandId) -> Status {
 }
 
 impl SagaApi {
-    /// Finds a call: that of a command of one effect, or of whichever of the tenant's has the command.
+    /// Finds the call of a command, in the lane of one effect or in all of the tenant's.
     ///
     /// # Errors
     /// NOT_FOUND, and as the store.
@@ -88,7 +88,7 @@ pub(super) async fn get(
     Ok(GetEffectResponse { call: Some(call) })
 }
 
-/// Returns the effect as it is in force, with its provider.
+/// Returns the effect in force, with its provider.
 fn declared<'a>(catalog: &'a Catalog, effect: &EffectName, tenant: &TenantId) -> Declared<'a> {
     catalog.effect(effect, tenant).map(|(provider, effect)| (provider.name.as_str(), &**effect))
 }
@@ -104,7 +104,7 @@ struct EffectFilter {
 }
 
 impl EffectFilter {
-    /// Rows in which calls stand that match.
+    /// Ranges of rows that have the matching calls.
     fn stretches(&self, lanes: Vec<WorkflowLane>) -> Vec<LaneRange> {
         let is_wanted = |state: &EffectState| self.states.is_empty() || self.states.contains(state);
         let ranges: Vec<_> = if self.states.is_empty() && self.saga.is_none() {
@@ -207,7 +207,7 @@ struct EffectCallOperation<'a> {
     word: Option<EffectCallRequest>,
 }
 
-/// Asks the owner of a call's lane for something, and gives the call as it is since.
+/// Sends an operation to the owner of a call's lane, and returns the call as it is afterwards.
 async fn ask(
     api: &SagaApi,
     caller: &SagaCaller,
@@ -243,8 +243,7 @@ async fn ask(
     Ok(wire::effect::call(&tenant, &effect, &row, declared(&catalog, &effect, &tenant)))
 }
 
-/// Takes out of a result what is kept nowhere, before a message has it. Of an effect that no provider has any more nobody knows what
-/// that is.
+/// Redacts a result before a message carries it. For an effect that no provider has any more, it is unknown what has to be redacted.
 fn redact(
     catalog: &Catalog,
     effect: &EffectName,
@@ -264,7 +263,7 @@ fn redact(
     Ok(())
 }
 
-/// Declares what a method asks of a call: how its word is made of the request.
+/// Declares the methods that operate on calls, with the conversion of each request.
 macro_rules! asks_of_calls {
     ($($(#[$doc:meta])* $name:ident($request:ident) -> $response:ident = $method:literal $permission:ident $word:expr;)+) => {
         $($(#[$doc])*
@@ -295,7 +294,7 @@ macro_rules! asks_of_calls {
 asks_of_calls! {
     /// Ends a call that waits for its answer.
     complete(CompleteEffectRequest) -> CompleteEffectResponse = "CompleteEffect" Start completion;
-    /// Says whether a call happened.
+    /// Records whether a call happened.
     resolve(ResolveEffectRequest) -> ResolveEffectResponse = "ResolveEffect" Operate resolution;
     /// Makes a call again.
     retry(RetryEffectRequest) -> RetryEffectResponse = "RetryEffect" Operate |_, _| Some(EffectCallRequest::Retry);

@@ -1,4 +1,4 @@
-//! Why an instance is where it is, for whoever was woken by it.
+//! Explanation of an instance's state, for the person on call.
 
 use ::rpc::Error;
 use model::{CommandId, EffectState, SagaStatus, TenantId, Timestamp};
@@ -22,7 +22,7 @@ use crate::placement::unowned;
 use crate::reads::{RowReadError, RowReader};
 use crate::sagas::{StarvedRow, sources};
 
-/// Open calls that are looked at, of the many that an instance may have.
+/// Number of an instance's open calls that are looked at.
 const CALLS_MAX: usize = 64;
 /// Types of events that are named in a sentence.
 const TYPES_SHOWN: usize = 5;
@@ -60,7 +60,8 @@ pub(super) async fn explain(
     })
 }
 
-/// Says why an instance may not have started though its event has come: starts of its lane wait for a quota. Nothing where none do.
+/// Explains why an instance may not have started although its event has come: starts of its lane wait for a quota. `None` where none
+/// does.
 async fn starved(api: &SagaApi, name: &InstanceName) -> Result<Option<ExplainSagaResponse>, Status> {
     let reads = api.reads();
     let Some(lane) = reads.lane_of(&name.tenant, &name.saga, &name.correlation) else { return Ok(None) };
@@ -85,7 +86,7 @@ async fn starved(api: &SagaApi, name: &InstanceName) -> Result<Option<ExplainSag
     }))
 }
 
-/// Says since when a tenant is paused.
+/// Reports since when a tenant is paused.
 fn paused(api: &SagaApi, tenant: &TenantId) -> Option<SagaFinding> {
     let since = api.app.view().decided.paused_since(tenant)?;
     let detail = format!("its tenant is paused since {}; ResumeTenant lets it go on", since.rfc3339());
@@ -107,7 +108,7 @@ fn ended(tombstone: &Tombstone) -> SagaFinding {
     finding(SagaFindingKind::Status, true, format!("it is {status} since {at}, at the step `{step}`{reason}"))
 }
 
-/// The answer in one sentence: where it is, what keeps it, and when that changes by itself.
+/// The answer in one sentence: the instance's step, what it waits for, and when that changes on its own.
 fn summary(found: &FoundInstance, findings: &[SagaFinding], cause: Option<&SagaFinding>) -> String {
     let place = match &found.record.entry {
         CorrelationEntry::Live(instance) => {
@@ -119,7 +120,7 @@ fn summary(found: &FoundInstance, findings: &[SagaFinding], cause: Option<&SagaF
     let kept =
         cause.map_or_else(|| "nothing keeps it from going on".to_owned(), |cause| cause.detail.clone());
     let timer = findings.iter().find(|finding| finding.kind() == SagaFindingKind::Timer);
-    // What wakes it if nothing else does; said once.
+    // The timer that wakes the instance if nothing else does, unless the cause names it already.
     let timer = timer
         .filter(|timer| !timer.blocks && cause.is_some_and(|cause| cause.kind() == SagaFindingKind::Event));
     let timer = timer.map(|timer| format!("; {}", timer.detail)).unwrap_or_default();
@@ -132,7 +133,7 @@ fn sentence(detail: &str) -> String {
     format!("{first}{}.", chars.as_str())
 }
 
-/// An instance that is looked at.
+/// Explainer of one instance.
 struct InstanceExplainer<'a> {
     api: &'a SagaApi,
     reads: RowReader,
@@ -140,7 +141,7 @@ struct InstanceExplainer<'a> {
 }
 
 impl InstanceExplainer<'_> {
-    /// Everything that is found of an instance that has not ended, in the order in which it decides.
+    /// Collects all findings about an instance that has not ended, in order of precedence.
     async fn live(&self, instance: &SagaInstance) -> Result<Vec<SagaFinding>, RowReadError> {
         let (mut findings, sources) = (Vec::new(), self.sources().await);
         findings.extend(paused(self.api, &self.found.name.tenant));
@@ -170,13 +171,13 @@ impl InstanceExplainer<'_> {
         Ok(findings)
     }
 
-    /// Says why nobody owns the lane, or that nobody reads for it.
+    /// Reports why the lane has no owner, or that no replica reads its sources.
     fn lane(&self, sources: &[SourceDiagnosis]) -> Option<SagaFinding> {
         let (app, lane) = (&self.api.app, &self.found.lane);
         let (view, is_unread) = (app.view(), sources.iter().any(|source| source.is_unread));
-        // One of a tenant that is paused is nobody's, which is said of the tenant.
+        // Lanes of a paused tenant have no owner, which the finding about the tenant says.
         let is_paused = view.decided.paused_since(lane.tenant()).is_some();
-        // Whoever hears of nobody knows by the broker only.
+        // A replica without a view of the others can only judge by the broker.
         let why = unowned::why(&view.members, lane);
         if let Some(why) = why.filter(|_| !is_paused && !view.members.is_empty()) {
             return Some(without_owner(lane, &why));
@@ -200,7 +201,7 @@ impl InstanceExplainer<'_> {
     fn definition(&self, instance: &SagaInstance, found: Option<&Saga>) -> Option<SagaFinding> {
         let (version, hash) = (instance.version, instance.definition);
         if found.is_none() {
-            let detail = format!("its definition, version {version}, cannot be had ({hash})");
+            let detail = format!("its definition, version {version}, cannot be loaded ({hash})");
             return Some(finding(SagaFindingKind::Definition, true, detail));
         }
         let newer = self.reads.definitions().saga(&self.found.name.tenant, &self.found.name.saga);
@@ -225,7 +226,7 @@ impl InstanceExplainer<'_> {
         Ok(Some(SagaFinding { dead_letter_key, ..finding(SagaFindingKind::DeadLetter, true, detail) }))
     }
 
-    /// Commands and calls whose end is waited for.
+    /// Reports commands and calls that the instance waits for.
     async fn open(&self, instance: &SagaInstance) -> Result<Vec<SagaFinding>, RowReadError> {
         let mut findings = Vec::new();
         for (id, open) in instance.open.iter().take(CALLS_MAX) {
@@ -278,7 +279,7 @@ impl InstanceExplainer<'_> {
 
 /// Diagnosis of one source.
 struct SourceDiagnosis {
-    /// True if nobody reads the source.
+    /// True if no replica reads the source.
     is_unread: bool,
     finding: Option<SagaFinding>,
 }
@@ -300,7 +301,7 @@ fn status(instance: &SagaInstance) -> SagaFinding {
     finding(SagaFindingKind::Status, blocks, detail)
 }
 
-/// The events that its step waits for; nothing where it waits for timers alone.
+/// Reports the events that the step waits for; `None` where it waits for timers only.
 fn waits(instance: &SagaInstance, saga: &Saga) -> Option<SagaFinding> {
     let is_running = instance.status == SagaStatus::Running;
     let StepAction::Wait(wait) = &saga.steps.get(&instance.step).filter(|_| is_running)?.action else {
@@ -319,7 +320,7 @@ fn waits(instance: &SagaInstance, saga: &Saga) -> Option<SagaFinding> {
     Some(SagaFinding { event_types, ..finding(SagaFindingKind::Event, true, detail) })
 }
 
-/// Timers that are set, the first to fire first. They are waited for where nothing else is.
+/// Reports the timers that are set, the earliest first. The earliest one blocks if the instance waits for nothing else.
 fn timers(instance: &SagaInstance, saga: Option<&Saga>) -> Vec<SagaFinding> {
     let is_alone = instance.open.is_empty() && saga.is_some_and(|saga| waits(instance, saga).is_none());
     let mut timers: Vec<_> = instance.timers.iter().collect();
@@ -353,7 +354,7 @@ fn call(id: CommandId, open: &OpenCommand, effect: &str, row: Option<&CallRow>) 
     let attempts = row.attempts;
     let (detail, until) = match row.state {
         EffectState::Accepted => (format!("the call of `{effect}` is to be made{last}"), None),
-        EffectState::Calling => (format!("the call of `{effect}` is being made, the {attempts}. time"), None),
+        EffectState::Calling => (format!("the call of `{effect}` is being made, attempt {attempts}"), None),
         EffectState::Backoff => {
             let due = at(row.due);
             (
@@ -369,7 +370,7 @@ fn call(id: CommandId, open: &OpenCommand, effect: &str, row: Option<&CallRow>) 
             (format!("whether the call of `{effect}` happened is being found out{last}"), Some(row.due))
         }
         EffectState::Manual => (
-            format!("nobody knows whether the call of `{effect}` happened{last}; ResolveEffect says it"),
+            format!("whether the call of `{effect}` happened is unknown{last}; settle it with ResolveEffect"),
             None,
         ),
         state => (format!("the call of `{effect}` is {state}, and its result is on its way"), None),

@@ -63,7 +63,7 @@ pub(super) async fn graph(
     Ok(answer(&found, &found.saga.graph(), Some((&instance, &steps))))
 }
 
-/// The definition of an instance, which may be of none of the versions that are named any more.
+/// The definition of an instance, which may be none of the tenant's current versions.
 async fn definition_of(
     reads: &RowReader,
     tenant: &TenantId,

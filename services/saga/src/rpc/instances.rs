@@ -1,4 +1,4 @@
-//! Instances: what readers see of them.
+//! Methods that read instances.
 
 use std::collections::BTreeSet;
 
@@ -50,12 +50,12 @@ impl FoundInstance {
 
 /// NOT_FOUND of an instance.
 pub(super) fn no_instance(saga: &SagaName, correlation: &CorrelationId) -> Status {
-    // What somebody else has chosen is shown without what a terminal might obey.
+    // The correlation is foreign text, so it is quoted without control characters.
     Error::not_found(format!("the instance {:?} of the saga {saga}", correlation.as_str())).into()
 }
 
 impl SagaApi {
-    /// Reads the name of an instance, lets a reader through, and finds it.
+    /// Parses the name of an instance, checks that the caller may read, and finds it.
     pub(super) async fn instance(
         &self,
         caller: &SagaCaller,
@@ -114,7 +114,7 @@ pub(super) async fn get(
     Ok(answer)
 }
 
-/// Takes what providers redact out of the inputs of what may have to be undone. Of results it was never kept.
+/// Redacts the inputs of work that may have to be undone, as the providers require. Results are stored redacted.
 async fn redact(reads: &RowReader, tenant: &TenantId, instance: &mut SagaInstance) -> Result<(), Status> {
     if instance.stack.iter().all(|done| done.input.is_none()) {
         return Ok(());
@@ -159,7 +159,7 @@ impl InstanceFilter {
         SagaStatus::ALL.into_iter().filter(is_wanted)
     }
 
-    /// Rows in which instances stand that match, or might.
+    /// Ranges of rows that have the matching instances.
     pub(super) fn stretches(&self, lanes: Vec<WorkflowLane>) -> Vec<LaneRange> {
         let at = |status: SagaStatus| match &self.step {
             Some(step) => LaneRowKey::by_step(status.as_str(), step.as_str()),
@@ -179,7 +179,7 @@ impl InstanceFilter {
         lanes.into_iter().flat_map(of_lane).collect()
     }
 
-    /// Returns whether an instance is asked for.
+    /// Returns whether an instance matches.
     pub(super) fn matches(&self, record: &CorrelationRecord) -> bool {
         let (status, step, started) = match &record.entry {
             CorrelationEntry::Awaited(_) => return false,
@@ -205,7 +205,7 @@ pub(super) struct InstanceListing<'a> {
 }
 
 impl InstanceListing<'_> {
-    /// The correlation of which a row tells; nothing for a letter that parks nobody.
+    /// The correlation that a row lists; `None` for a letter that parks none.
     fn correlation(
         lane: &WorkflowLane,
         key: &LaneRowKey,
@@ -218,8 +218,8 @@ impl InstanceListing<'_> {
         Ok(letter.correlation.filter(|_| letter.letter.parks))
     }
 
-    /// Returns whether a record is told of by this row, and not by another one of the same list.
-    fn is_told_here(
+    /// Returns whether this row lists the record, and not another row of the same list.
+    fn is_listed_here(
         &self,
         key: &LaneRowKey,
         correlation: &CorrelationId,
@@ -257,7 +257,7 @@ impl PageListing for InstanceListing<'_> {
         let entries = rows.iter().zip(&correlations).map(|((key, _), correlation)| {
             let correlation = correlation.as_ref()?;
             let record = records.next().flatten()?;
-            if !self.filter.matches(&record) || !self.is_told_here(key, correlation, &record) {
+            if !self.filter.matches(&record) || !self.is_listed_here(key, correlation, &record) {
                 return None;
             }
             wire::saga::saga(SagaInstanceRef { tenant: self.tenant, saga, correlation }, &record)
@@ -351,7 +351,7 @@ fn came(input: JournalInput) -> Option<InstanceInput> {
     }
 }
 
-/// Lists what an instance was given.
+/// Lists the inputs of an instance.
 pub(super) async fn timeline(
     api: &SagaApi,
     caller: &SagaCaller,

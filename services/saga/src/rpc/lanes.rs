@@ -1,4 +1,4 @@
-//! Lanes: processed again.
+//! Replay of lanes.
 
 mod source_replay;
 mod verify;
@@ -27,7 +27,7 @@ use super::owner_requests::OperatorRequest;
 use super::{SagaApi, SagaCaller};
 use crate::placement::listing::lanes_of;
 
-/// The method, as audits and hashes have it.
+/// Name of the method in audit records and hashes.
 const METHOD: &str = "ReplayLane";
 
 /// Mode of a replay.
@@ -50,7 +50,7 @@ pub(super) async fn replay(
     let repeatable = SagaIdempotencyKey::parse(&request_id, hash, &mut violations);
     let tenant = tenant(&request.tenant_id, api.has_tenants(), &mut violations);
     if request.confirm != request.lane {
-        violations.add("confirm", "is another name than that of the lane");
+        violations.add("confirm", "has to repeat the name of the lane");
     }
     let asked = request.replay.take().and_then(|replay| asked(replay, &mut violations));
     let (tenant, asked) = violations.into_result(tenant.zip(asked)).map_err(Error::from)?;
@@ -75,7 +75,7 @@ pub(super) async fn replay(
             spawn(api, sender, verify.run());
         }
         LaneReplayMode::From { source, to } => {
-            // Comparing goes on meanwhile: it needs no owner.
+            // Only this mode needs a running tenant: a comparison needs no owner.
             api.check_running(&tenant)?;
             let speaker = OperatorRequest::new(actor, &tenant, repeatable.as_ref(), hash);
             let again = source_replay::SourceReplay::begin(api, lane, &source, to, speaker).await?;
@@ -84,13 +84,13 @@ pub(super) async fn replay(
     }
     let directory = api.directory()?;
     let stream = while_member(ReceiverStream::new(receiver), directory, context, actor, Role::Admin);
-    // Whose role is taken away is told as much as a stranger.
-    let told =
+    // A caller that loses its role gets the same answer as a stranger.
+    let status_of =
         move |status: Status| if status.code() == Code::NotFound { no_tenant(&tenant) } else { status };
-    Ok(Box::pin(tokio_stream::StreamExt::map(stream, move |answer| answer.map_err(&told))))
+    Ok(Box::pin(tokio_stream::StreamExt::map(stream, move |answer| answer.map_err(&status_of))))
 }
 
-/// Reads what is asked for, and notes what is wrong with it.
+/// Parses the mode of a replay, and notes what is wrong with it.
 fn asked(replay: Replay, violations: &mut Violations) -> Option<LaneReplayMode> {
     match replay {
         Replay::Verify(verify) => {
@@ -126,7 +126,7 @@ fn lane_of(api: &SagaApi, tenant: &TenantId, name: &str) -> Result<WorkflowLane,
     lane.ok_or_else(|| Error::not_found("the lane".to_owned()).into())
 }
 
-/// Runs a replay as long as somebody listens and the server goes on.
+/// Runs a replay until its receiver is gone or the server ends.
 fn spawn(
     api: &SagaApi,
     answers: mpsc::Sender<Result<ReplayLaneResponse, Status>>,
@@ -139,7 +139,7 @@ fn spawn(
             () = answers.closed() => {}
             () = stop.begun() => {
                 let ending = Error::unavailable(RpcReason::Draining, "the server is ending; ask another one");
-                // Whoever does not read does not need the reason.
+                // A caller that does not read does not need the reason.
                 let _ = answers.try_send(Err(ending.into()));
             }
         }
@@ -158,7 +158,7 @@ impl LaneReplayAnswers {
         self.sender.send(String::new(), |_| ReplayLaneResponse { event: Some(event) }).await
     }
 
-    /// Does a piece of work, and tells how far it is whenever a sign of life is due.
+    /// Waits for a piece of work, and sends the progress whenever a heartbeat is due.
     async fn with_progress<T>(&mut self, work: impl Future<Output = T>) -> Result<T, WatchEnded> {
         tokio::pin!(work);
         loop {

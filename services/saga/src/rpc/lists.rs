@@ -1,7 +1,7 @@
-//! Pages of what several lanes have.
+//! Pages over rows of several lanes.
 //!
-//! A list goes through stretches: ranges of rows in lanes, one after the other. A page looks at so many rows at most, whatever the
-//! filter: it may have fewer entries than asked for, or none, and be followed by others.
+//! A list goes through stretches: ranges of rows in lanes, one after the other. A page looks at a limited number of rows, whatever the
+//! filter: it may have fewer entries than requested, or none, and still be followed by others.
 
 use std::future::Future;
 use std::ops::Range;
@@ -20,12 +20,12 @@ use crate::reads::{RowReadError, RowReader};
 
 /// Rows that one page looks at.
 pub(crate) const LOOKED_AT_MAX: usize = 2000;
-/// Reads of the store that one page makes: a tenant may have many lanes in which there is nothing.
+/// Reads of the store that one page makes: a tenant may have many empty lanes.
 pub(crate) const SCANS_MAX: usize = 1000;
-/// Rows that are read at once, at most and at least.
+/// Largest and smallest number of rows that are read at once.
 const CHUNK: usize = 200;
 const CHUNK_MIN: usize = 16;
-/// Seal of page tokens. A position that somebody made up leads nowhere but through their own list.
+/// Seal that page tokens are bound to. Even a forged position leads only through the caller's own list.
 const SEAL: &str = "sagas";
 
 /// Kind of a list.
@@ -33,7 +33,7 @@ const SEAL: &str = "sagas";
 pub(crate) enum SagaPageKind {
     /// Instances.
     Sagas,
-    /// Inputs that an instance was given.
+    /// Inputs of an instance.
     Timeline,
     /// Timers.
     Timers,
@@ -50,7 +50,7 @@ impl SagaApi {
     }
 }
 
-/// A page that somebody asks for, and what its tokens are bound to.
+/// A requested page, and what its tokens are bound to.
 #[derive(Debug, Clone)]
 pub(crate) struct SagaPageRequest {
     page: PageRequest,
@@ -59,7 +59,7 @@ pub(crate) struct SagaPageRequest {
 }
 
 impl SagaPageRequest {
-    /// Puts together what a page is of; `filter` is everything that decides what is listed.
+    /// Makes the request of a page; `filter` is everything that decides what is listed.
     ///
     /// # Errors
     /// PERMISSION_DENIED for a caller that is no actor.
@@ -74,20 +74,20 @@ impl SagaPageRequest {
         Ok(Self { page, of, bound_to })
     }
 
-    /// Entries that were asked for, at most.
+    /// Largest number of entries to return.
     pub(crate) const fn size(&self) -> usize {
         self.page.size
     }
 
-    /// Place behind which the page begins; nothing for the first one.
+    /// Place behind which the page begins; `None` for the first page.
     ///
     /// # Errors
-    /// INVALID_ARGUMENT for a token that was made for something else.
+    /// INVALID_ARGUMENT for a token of another list.
     pub(crate) fn place(&self) -> Result<Option<String>, Status> {
         Ok(self.page.place(SEAL, self.of, &self.bound_to).map_err(Error::from)?)
     }
 
-    /// Token with which to go on behind a place; empty without one.
+    /// Token of the next page, behind a place; empty without one.
     pub(crate) fn token(&self, place: Option<&str>) -> String {
         self.page.token_at(SEAL, self.of, &self.bound_to, place)
     }
@@ -102,7 +102,7 @@ pub(crate) struct LaneRange {
     pub(crate) range: Range<LaneRowKey>,
 }
 
-/// Place in a list: a stretch, by its number, and the last row of it that was looked at; without one, its beginning.
+/// Place in a list: a stretch, by its number, and the last of its rows that was looked at; without one, its beginning.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct SagaListPosition {
     stretch: usize,
@@ -121,7 +121,7 @@ impl SagaListPosition {
         format!("{} {} {}", self.stretch, self.lane, self.key.as_ref().map_or("", LaneRowKey::as_str))
     }
 
-    /// The stretch to go on with. Where lanes came or went since, their places are others.
+    /// The stretch to continue with. Its number may have changed, if lanes came or went since.
     fn number(&self, stretches: &[LaneRange]) -> Option<usize> {
         let is_it = |stretch: &LaneRange| {
             let is_in = self.key.as_ref().is_none_or(|key| stretch.range.contains(key));
@@ -139,7 +139,7 @@ pub(crate) trait PageListing: Sync {
     /// Entry of an answer.
     type Entry: Message;
 
-    /// Makes entries of some rows of a stretch, each at the place of its row; nothing for those that do not match.
+    /// Makes entries of some rows of a stretch, each at the place of its row; `None` for rows that do not match.
     fn entries(
         &self,
         lane: &WorkflowLane,
@@ -147,7 +147,7 @@ pub(crate) trait PageListing: Sync {
     ) -> impl Future<Output = Result<Vec<Option<Self::Entry>>, RowReadError>> + Send;
 }
 
-/// Fills a page with what stretches have; gives the token of the next one as well.
+/// Fills a page from the stretches; also returns the token of the next page.
 ///
 /// # Errors
 /// INVALID_ARGUMENT for a foreign token, and as [`failed`].
@@ -194,7 +194,7 @@ pub(crate) async fn page<L: PageListing>(
     Ok((filled.entries, String::new()))
 }
 
-/// A page while it is filled.
+/// A page that is being filled.
 struct SagaPageBuilder<T> {
     entries: Vec<T>,
     bytes: usize,
@@ -208,13 +208,13 @@ impl<T: Message> SagaPageBuilder<T> {
         self.entries.len() >= self.size || self.looked_at >= LOOKED_AT_MAX || self.scans >= SCANS_MAX
     }
 
-    /// Rows that may still be looked at, of those that are read at once.
+    /// Number of rows to read next.
     fn room(&self) -> usize {
         let wanted = (self.size - self.entries.len()).max(CHUNK_MIN);
         wanted.min(CHUNK).min(LOOKED_AT_MAX - self.looked_at)
     }
 
-    /// Takes in what was made of a row; says whether there was room.
+    /// Takes in the entry of a row; returns whether there was room.
     fn take(&mut self, entry: Option<T>) -> bool {
         let Some(entry) = entry else {
             self.looked_at += 1;
@@ -232,7 +232,7 @@ impl<T: Message> SagaPageBuilder<T> {
     }
 }
 
-/// INVALID_ARGUMENT for a token that was made for something else.
+/// INVALID_ARGUMENT for a token of another list.
 pub(crate) fn foreign() -> Status {
     let mut violations = Violations::new();
     violations.add("page_token", "the token is not one that was given for this caller and filter");

@@ -1,8 +1,8 @@
 //! Requests to owners of lanes: a message, and the answer to it.
 //!
-//! A request is published like anything else that a lane reads, and its owner answers to the inbox of this process, of which there
-//! is one. An owner answers a request that comes again with what it answered first, so a request may be published as often as
-//! it takes: also when the broker knows its id, but whoever waited for the answer then is gone.
+//! A request is published like any other message of a lane, and the owner answers to the single inbox of this process. A repeated
+//! request gets its first answer, so a request may be published as often as necessary: even if the broker knows its id but the sender
+//! that waited for the answer is gone.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -25,44 +25,44 @@ use workflow::{LaneRowKey, WorkflowLane};
 use crate::lane::LaneEnvironment;
 use crate::lane::rows::row;
 
-/// An answer is waited for so long where the caller sets no deadline.
+/// How long to wait for an answer if the caller sets no deadline.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Time at the end of a call in which the stored answer is read, at most.
+/// Largest part of a call's time that is left to read the stored answer.
 const LAST_LOOK: Duration = Duration::from_millis(500);
 
 /// Request to the owner of a lane.
 pub(crate) struct LaneOwnerRequest<'a> {
     /// Subject that the lane reads.
     pub(crate) subject: String,
-    /// Id by which the broker knows the message again: the same for each repeat of a request, and of no other one.
+    /// Id by which the broker recognises repeats of the message; unique to the request.
     pub(crate) message_id: String,
     /// Writes the body, given the address of the answer.
     pub(crate) body: &'a (dyn Fn(ReplyAddress) -> Vec<u8> + Send + Sync),
-    /// Lane and row in which the owner keeps its answer; none where it keeps none.
+    /// Lane and row in which the owner stores its answer; `None` where it stores none.
     pub(crate) stored: Option<(&'a WorkflowLane, LaneRowKey)>,
 }
 
-/// Asks owners of lanes. One inbox serves all requests of the process.
+/// Client for requests to owners of lanes. One inbox serves all requests of the process.
 pub(crate) struct LaneOwnerClient {
     around: LaneEnvironment,
     open: tokio::sync::Mutex<Option<ReplyInbox>>,
 }
 
-/// An inbox that is read.
+/// An inbox with the task that reads it.
 struct ReplyInbox {
     subject: String,
     waiting: Arc<PendingReplies>,
-    /// Reads it, and ends with it.
+    /// Task that reads the inbox; aborted on drop.
     _reader: JoinSet<()>,
 }
 
-/// Requests that wait for their answers, by their tokens; nothing once the inbox has ended.
+/// Requests that wait for their answers, by token; `None` once the inbox has ended.
 #[derive(Default)]
 struct PendingReplies(Mutex<Option<ReplySenders>>);
 
 type ReplySenders = HashMap<String, oneshot::Sender<Option<Value>>>;
 
-/// Place of one request among those that wait: its token is forgotten with it.
+/// Guard of one waiting request, which removes its token on drop.
 struct PendingReplyGuard {
     waiting: Arc<PendingReplies>,
     token: String,
@@ -85,13 +85,13 @@ impl PendingReplies {
         self.tokens().is_none()
     }
 
-    /// Gives answers to those who wait for them, until the inbox ends.
+    /// Delivers answers to the waiting requests, until the inbox ends.
     async fn read(self: Arc<Self>, mut inbox: BrokerInbox) {
         while let Some(bytes) = inbox.next().await {
             match serde_json::from_slice::<AnswerMessage<Value>>(&bytes) {
                 Ok(AnswerMessage { token, answer }) => {
                     let waiting = self.tokens().as_mut().and_then(|tokens| tokens.remove(&token));
-                    // Whoever waited may be gone.
+                    // The waiting call may be gone.
                     waiting.map(|waiting| waiting.send(answer).ok());
                 }
                 Err(error) => tracing::warn!("an answer to a request cannot be read: {error}"),
@@ -106,9 +106,8 @@ impl LaneOwnerClient {
         Self { around, open: tokio::sync::Mutex::default() }
     }
 
-    /// Publishes a request and waits for its answer until the deadline of the call; then the stored answer is looked for once.
-    /// `is_it` says of a stored answer whether it is one to this request. Cancel-safe: the request may be carried out, and may be
-    /// asked again.
+    /// Publishes a request and waits for its answer until the deadline of the call; then looks once for the stored answer. `is_it` checks
+    /// that a stored answer belongs to this request. Cancel-safe: the request may still be carried out, and may be repeated.
     ///
     /// # Errors
     /// UNAVAILABLE when the broker or the store does not answer, DEADLINE_EXCEEDED when no owner does.
@@ -124,7 +123,7 @@ impl LaneOwnerClient {
             Ok(Ok(Some(answer))) => {
                 return serde_json::from_value(answer).map_err(|error| Error::internal(error).into());
             }
-            // It is too large for a message.
+            // The answer is too large for a message: it is read from its row.
             Ok(Ok(None)) => {}
             Ok(Err(error)) => return Err(unavailable(&error)),
             Err(_) => tracing::debug!(subject = question.subject, "no owner answered in time"),
@@ -132,8 +131,8 @@ impl LaneOwnerClient {
         self.stored(question).await?.filter(is_it).ok_or_else(too_late)
     }
 
-    /// Publishes until there is an answer: anew where the inbox ended meanwhile, and where the broker dropped the message as a
-    /// repeat, since its first sender may be gone.
+    /// Publishes until there is an answer: again if the inbox ended meanwhile, and if the broker dropped the message as a repeat, since
+    /// the first sender may be gone.
     async fn answered(&self, question: &LaneOwnerRequest<'_>) -> Result<Option<Value>, BrokerError> {
         let mut message_id = question.message_id.clone();
         loop {
@@ -155,7 +154,7 @@ impl LaneOwnerClient {
             drop(token);
             match answer {
                 Ok(answer) => return Ok(answer),
-                // The connection is another one.
+                // The inbox ended with its connection: publish again under a new id.
                 Err(_) => message_id = again,
             }
         }
@@ -189,7 +188,7 @@ impl LaneOwnerClient {
         Ok(ReplyInbox { subject, waiting, _reader: reader })
     }
 
-    /// Reads the answer that the owner keeps.
+    /// Reads the answer that the owner has stored.
     async fn stored<T: DeserializeOwned>(
         &self,
         question: &LaneOwnerRequest<'_>,
@@ -202,7 +201,7 @@ impl LaneOwnerClient {
     }
 }
 
-/// UNAVAILABLE: the broker does not answer.
+/// Maps a broker error to a status: UNAVAILABLE, or RESOURCE_EXHAUSTED for a message that is too large.
 pub(super) fn unavailable(error: &BrokerError) -> Status {
     match error {
         BrokerError::TooLarge { size, most, .. } => {

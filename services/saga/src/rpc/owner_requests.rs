@@ -1,4 +1,4 @@
-//! Words to owners of lanes: what is asked of lanes, letters and calls.
+//! Requests to owners of lanes: about lanes, dead letters and calls.
 
 use ::rpc::{Error, ErrorKind, RpcReason};
 use model::{ActorId, BlobHash, TenantId, Violations};
@@ -25,7 +25,7 @@ pub(super) struct OperatorRequest {
 }
 
 impl OperatorRequest {
-    /// Makes the speaker of a request. One without an id is not known again.
+    /// Makes a request. Without an id, repeats of it are not recognised.
     pub(super) fn new(
         actor: ActorId,
         tenant: &TenantId,
@@ -72,7 +72,7 @@ impl SagaApi {
             })
         };
         let size = body(None).len();
-        // The address of the answer comes with it.
+        // The address for the answer is added to it.
         if size + 1024 > INPUT_BYTES_MAX {
             let mut violations = Violations::new();
             violations.add("", format!("the request has {size} bytes as a message, which is too much"));

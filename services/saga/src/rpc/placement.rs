@@ -1,4 +1,4 @@
-//! Where lanes are owned: tenants paused, lanes listed and moved.
+//! Methods about placement: pause and resume tenants, list and move lanes.
 
 use ::rpc::{Error, ErrorKind, PageRequest, RpcReason};
 use model::{ContextId, EffectName, Role, SagaName, TenantId, Timestamp, Violations};
@@ -25,7 +25,7 @@ use crate::placement::listing::{LaneReport, SourceReport, lanes_of, reports};
 /// Seal that page tokens are bound to, beside their caller and filter.
 const SEAL: &str = "lanes";
 
-/// Stops reading everything that comes for a tenant.
+/// Pauses a tenant: nothing that comes for it is read.
 pub(super) async fn pause_tenant(
     api: &SagaApi,
     caller: &SagaCaller,
@@ -40,7 +40,7 @@ pub(super) async fn pause_tenant(
     Ok(PauseTenantResponse { tenant: Some(pause(api, &tenant, true).await?) })
 }
 
-/// Goes on with a tenant.
+/// Resumes a tenant.
 pub(super) async fn resume_tenant(
     api: &SagaApi,
     caller: &SagaCaller,
@@ -59,7 +59,7 @@ fn operate<'a>(method: &'static str, request: Option<&'a SagaIdempotencyKey>) ->
     SagaChangeRequest { permission: SagaPermission::Operate, method, resource: "", request, dry_run: false }
 }
 
-/// Pauses a tenant, or goes on with it.
+/// Pauses or resumes a tenant.
 async fn pause(api: &SagaApi, tenant: &TenantId, is_paused: bool) -> Result<v1::SagaTenant, Status> {
     let ContextId(context_id) = api.context_of(tenant)?;
     let since = decisions::pause(&api.app.around().store, tenant, is_paused).await;
@@ -108,7 +108,7 @@ pub(super) async fn list(
     Ok(ListLanesResponse { lanes, next_page_token })
 }
 
-/// Has a lane owned by another replica.
+/// Moves a lane to another replica.
 pub(super) async fn move_lane(
     api: &SagaApi,
     caller: &SagaCaller,
@@ -136,7 +136,7 @@ pub(super) async fn move_lane(
     api.app.hear_soon();
     let mut lane = described(api, vec![lane]).await?.pop();
     if let Some(lane) = &mut lane {
-        // Beats tell it later.
+        // The view learns of the move only with the next heartbeat.
         lane.wanted_owner = request.replica;
     }
     Ok(MoveLaneResponse { lane })
@@ -185,7 +185,7 @@ fn lane(report: LaneReport, view: &SagaReplicaView, problem: String) -> v1::Saga
         saga,
         effect,
         shard,
-        // One that is gone has not given it up, and owns nothing.
+        // A replica that is gone has not released the lane, but does not own it.
         owner: owner.map(|owner| owner.replica).filter(|name| view.has(name)).unwrap_or_default(),
         epoch,
         wanted_owner: view.decided.moved_to(&lane).unwrap_or_default().to_owned(),

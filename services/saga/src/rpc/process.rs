@@ -1,4 +1,4 @@
-//! The operator's directory, read again.
+//! Reload of the operator's files.
 
 use ::rpc::{Error, ErrorKind, RpcReason};
 use model::Violations;
@@ -16,7 +16,7 @@ use crate::manifests::BadManifests;
 /// Problems that the message of a refused reload has.
 const PROBLEMS_SHOWN: usize = 5;
 
-/// Reads the operator's directory again.
+/// Reads the operator's files again.
 pub(super) async fn reload(
     api: &SagaApi,
     caller: &SagaCaller,
@@ -63,7 +63,7 @@ pub(super) async fn reload(
     }
 }
 
-/// A change of a reload, as callers see it.
+/// Converts a change of a reload to its message.
 fn change(change: &ReloadChange) -> SagaReloadChange {
     let kind = match change.kind {
         ReloadKind::Saga => SagaReloadKind::Saga,

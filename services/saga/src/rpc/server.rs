@@ -1,4 +1,4 @@
-//! The server itself: described, and drained.
+//! Methods about the server itself: description and drain.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +24,7 @@ use crate::lane::rows::row;
 
 /// Seconds that a drain may take.
 const DEADLINE_SECS_MAX: u32 = 3600;
-/// A request is known again so long.
+/// How long repeats of a request are recognised.
 const REQUEST_KEEP: Duration = Duration::from_secs(model::limits::REQUEST_ID_KEEP_SECS as u64);
 
 /// Describes the server.
@@ -109,7 +109,7 @@ pub(super) async fn drain(
     })
 }
 
-/// Notes a request to drain; says whether it came before. One that is noted and not carried out is one of a process that ended.
+/// Notes a request to drain; returns whether it came before. A noted request that was not carried out belongs to a process that ended.
 async fn was_drained(api: &SagaApi, request: &SagaIdempotencyKey) -> Result<bool, Status> {
     let SagaIdempotencyKey { id, hash } = request;
     let (around, key) = (api.app.around(), key_of(api, id));
@@ -134,7 +134,7 @@ async fn was_drained(api: &SagaApi, request: &SagaIdempotencyKey) -> Result<bool
     }
 }
 
-/// Row of a request to drain this replica. A store that belongs to one process is of one replica, whatever that is called.
+/// Row of a request to drain this replica. A store of a single process has one replica, whatever its name.
 fn key_of(api: &SagaApi, id: &RequestId) -> LaneRowKey {
     let around = api.app.around();
     let replica = if around.store.capabilities().shared { &*around.replica } else { "" };

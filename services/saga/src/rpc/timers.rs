@@ -73,7 +73,7 @@ pub(super) async fn list(
     Ok(ListSagaTimersResponse { timers, next_page_token: asked.token(place.as_deref()) })
 }
 
-/// Place in the list: the last row that was looked at. Of those with the same key the lane decides.
+/// Place in the list: the last row that was looked at. Rows with the same key are ordered by lane.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct SagaTimerPosition {
     key: LaneRowKey,
@@ -91,7 +91,7 @@ impl SagaTimerPosition {
     }
 }
 
-/// Timers of a page, and its last place where others follow.
+/// Timers of a page, and its last place if others follow.
 type SagaTimerPage = (Vec<SagaTimer>, Option<SagaTimerPosition>);
 
 /// Timers of one instance: its record has all of them.
@@ -136,7 +136,7 @@ struct LaneTimerScan {
 }
 
 impl LaneTimerScan {
-    /// Reads on, where nothing is left of what was read.
+    /// Reads more rows, if all former ones are used up.
     async fn fill(mut self, reads: &RowReader, most: usize) -> Result<Self, RowReadError> {
         if self.rows.is_empty() && self.has_more {
             let found = reads.scan(&self.lane, &self.rest, most).await?;
@@ -198,7 +198,7 @@ async fn of_lanes(
     Ok((timers, None))
 }
 
-/// The timer of a row; nothing for one that is not the saga's, or is set no more.
+/// The timer of a row; `None` for one that is not the saga's, or no longer set.
 async fn timer(
     reads: &RowReader,
     tenant: &TenantId,

@@ -1,7 +1,7 @@
-//! Verbs of instances: messages to the owner of the lane, who answers.
+//! Verbs of instances: messages to the owner of the lane, which answers them.
 //!
-//! A verb is published where the instance's own lane reads, so that it is applied in order with events, once, by whichever replica
-//! owns the lane.
+//! A verb is published where the instance's own lane reads, so that the replica that owns the lane applies it once, in order with
+//! events.
 
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ use crate::sagas::{VerbAnswerRow, VerbOutcome};
 
 /// Data of a request, in bytes.
 pub(crate) const DATA_BYTES_MAX: usize = 512 * 1024;
-/// When to try again what a quota of the tenant has no room for.
+/// When to retry a request for which the tenant's quota has no room.
 const QUOTA_RETRY: Duration = Duration::from_secs(1);
 /// Type of an event, in characters.
 const EVENT_TYPE_CHARS_MAX: usize = 128;
@@ -49,12 +49,12 @@ struct VerbRequestHead<'a> {
 
 /// Request of a verb.
 trait VerbRequest: Message + Required {
-    /// The method that it is of.
+    /// Name of the method.
     const METHOD: &'static str;
     /// Permission that the caller needs.
     const PERMISSION: SagaPermission;
 
-    /// Takes the id of the request, so that what is left is what makes two of them the same.
+    /// Takes the id out of the request, so that the rest is equal for repeats.
     fn take_id(&mut self) -> String;
 
     fn head(&self) -> VerbRequestHead<'_>;
@@ -110,7 +110,7 @@ pub(super) async fn start(
     Ok(StartSagaResponse { change })
 }
 
-/// Gives an instance an event.
+/// Sends an event to an instance.
 pub(super) async fn send(
     api: &SagaApi,
     caller: &SagaCaller,
@@ -128,7 +128,7 @@ pub(super) async fn send(
     Ok(SendSagaEventResponse { change })
 }
 
-/// Keeps inputs back.
+/// Pauses an instance: its inputs are held.
 pub(super) async fn pause(
     api: &SagaApi,
     caller: &SagaCaller,
@@ -138,7 +138,7 @@ pub(super) async fn pause(
     Ok(PauseSagaResponse { change })
 }
 
-/// Applies what was kept back.
+/// Resumes an instance: its held inputs are applied.
 pub(super) async fn resume(
     api: &SagaApi,
     caller: &SagaCaller,
@@ -174,7 +174,7 @@ pub(super) async fn kill(
     Ok(KillSagaResponse { change })
 }
 
-/// Tries again what an instance is stuck at.
+/// Retries the step at which an instance is stuck.
 pub(super) async fn retry_step(
     api: &SagaApi,
     caller: &SagaCaller,
@@ -184,7 +184,7 @@ pub(super) async fn retry_step(
     Ok(RetrySagaStepResponse { change })
 }
 
-/// Leaves out what an instance is stuck at.
+/// Skips the step at which an instance is stuck.
 pub(super) async fn skip_step(
     api: &SagaApi,
     caller: &SagaCaller,
@@ -210,7 +210,7 @@ pub(super) async fn complete(
     Ok(CompleteSagaResponse { change })
 }
 
-/// Makes an instance one of the definition that is in force.
+/// Migrates an instance to the definition in force.
 pub(super) async fn migrate(
     api: &SagaApi,
     caller: &SagaCaller,
@@ -232,7 +232,7 @@ pub(super) fn json_of(field: &str, text: &str, violations: &mut Violations) -> O
     violations.take(field, json::read(text.as_bytes(), DATA_BYTES_MAX))
 }
 
-/// Parses a reason; one that has to be given is noted by [`required`] where it is empty.
+/// Parses a reason; [`required`] notes an empty one where it is mandatory.
 fn reason_of(text: &str, violations: &mut Violations) -> String {
     if text.chars().count() > REASON_CHARS_MAX {
         violations.add("reason", format!("at most {REASON_CHARS_MAX} characters are allowed"));
@@ -270,7 +270,7 @@ impl ParsedVerbRequest {
     }
 }
 
-/// Asks the owner of the lane for a verb, and gives what followed.
+/// Sends a verb to the owner of the lane, and returns the resulting change.
 async fn ask<R: VerbRequest>(
     api: &SagaApi,
     caller: &SagaCaller,
@@ -334,7 +334,7 @@ fn shards_of(api: &SagaApi, tenant: &TenantId, saga: &SagaName, is_start: bool) 
     }
 }
 
-/// Checks that the owner of a lane can read a message: what a request carries may be longer, or deeper, as a part of it.
+/// Checks that the owner of a lane can read a message: within it, the data of a request may be too long or too deep.
 fn check_size(body: &[u8], tenant: &TenantId) -> Result<(), Status> {
     match message::read::<VerbMessage>(body, tenant) {
         Ok(_) => Ok(()),
@@ -346,7 +346,7 @@ fn check_size(body: &[u8], tenant: &TenantId) -> Result<(), Status> {
     }
 }
 
-/// Id by which the broker knows a request again: nobody's else, and of a dry run, which nothing is kept of, no other one.
+/// Id by which the broker recognises repeats of a request: scoped to the actor, and new for each dry run, whose answer is not stored.
 fn message_id(actor: ActorId, name: &InstanceName, request: &str, dry_run: bool) -> String {
     let InstanceName { tenant, saga, .. } = name;
     let nonce = if dry_run { rand::random::<u128>() } else { 0 };
@@ -372,7 +372,7 @@ fn change_of(name: &InstanceName, answer: &VerbAnswerRow) -> Result<SagaChange, 
     })
 }
 
-/// The refusal of a verb, as its caller hears it.
+/// Maps the refusal of a verb to a status.
 fn refused(name: &InstanceName, refusal: &RequestRefusal) -> Status {
     let InstanceName { saga, correlation, .. } = name;
     let message = format!("instance {correlation} of saga {saga}: {}", refusal.message);

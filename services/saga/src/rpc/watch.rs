@@ -1,7 +1,7 @@
 //! Watching instances: a snapshot of those that match, then each change of one of them.
 //!
-//! Facts are followed first and rows are read after that, so that no change falls between. A change is told as its row says then:
-//! of the same instance never something earlier than before.
+//! The subscription to facts begins before rows are read, so that no change is missed. A change is sent as its row says at that time:
+//! an instance never goes back to an earlier state.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -30,8 +30,8 @@ use crate::reads::RowReader;
 
 /// Rows of a snapshot that are read at once.
 const ROWS: usize = 200;
-/// Instances of which is remembered what was told last.
-const TOLD_MAX: usize = 1024;
+/// Instances whose last sent state is remembered.
+const REMEMBERED_MAX: usize = 1024;
 
 /// Filter of a watch.
 struct SagaWatchFilter {
@@ -87,13 +87,13 @@ pub(super) async fn watch(
     });
     let directory = api.directory()?;
     let stream = while_member(ReceiverStream::new(stream), directory, context, actor, Role::Reader);
-    // Whose role is taken away is told as much as a stranger.
-    let told =
+    // A caller that loses its role gets the same answer as a stranger.
+    let status_of =
         move |status: Status| if status.code() == Code::NotFound { no_tenant(&tenant) } else { status };
-    Ok(Box::pin(stream.map(move |answer| answer.map_err(&told))))
+    Ok(Box::pin(stream.map(move |answer| answer.map_err(&status_of))))
 }
 
-/// Returns the status that a watcher gets when facts are followed no further.
+/// Returns the status that a watcher gets when its subscription to facts ends.
 fn lost(error: FactsError) -> Status {
     match error {
         FactsError::Gone => {
@@ -149,7 +149,7 @@ impl SagaWatcher {
         }
     }
 
-    /// A tenant that was taken out of the operator's file has no watchers.
+    /// Ends the watch if the tenant was removed from the operator's file.
     fn check_tenant(&self) -> Result<(), WatchEnded> {
         let is_there = self.app.context_of(&self.wanted.tenant) == Some(self.context);
         if is_there { Ok(()) } else { Err(no_tenant(&self.wanted.tenant).into()) }
@@ -198,7 +198,7 @@ impl SagaWatcher {
         Ok(())
     }
 
-    /// Sends an instance that changed, if it is one of those that are watched and not as it was told last.
+    /// Sends a changed instance, if it is watched and differs from the state that was last sent.
     async fn change(&mut self, changed: InstanceChange) -> Result<(), WatchEnded> {
         let InstanceChange { fact, record } = changed;
         let Some(saga) = record.and_then(|record| self.wanted.shown(&fact, &record)) else { return Ok(()) };
@@ -206,7 +206,7 @@ impl SagaWatcher {
         if self.last_sent.get(&key) == Some(&saga) {
             return Ok(());
         }
-        if self.last_sent.len() >= TOLD_MAX {
+        if self.last_sent.len() >= REMEMBERED_MAX {
             self.last_sent.clear();
         }
         self.last_sent.insert(key, saga.clone());
@@ -222,7 +222,7 @@ impl SagaWatcher {
 }
 
 impl SagaWatchFilter {
-    /// The instance, if it is one of those that are watched.
+    /// The instance, if it is watched.
     fn shown(&self, fact: &Fact, record: &CorrelationRecord) -> Option<Saga> {
         let is_wanted = self.saga.as_ref().is_none_or(|saga| *saga == fact.saga)
             && self.correlation.as_ref().is_none_or(|correlation| *correlation == fact.correlation);

@@ -1,4 +1,4 @@
-//! Rows as answers have them.
+//! Conversion of rows to messages.
 
 pub(crate) mod dead_letter;
 pub(crate) mod effect;
@@ -17,7 +17,7 @@ pub(crate) fn tenant(tenant: &TenantId) -> String {
     tenant.as_str().to_owned()
 }
 
-/// A count; as many as there may be for those beyond.
+/// Converts a count; larger ones become the largest `u32`.
 pub(crate) fn count(of: impl TryInto<u32>) -> u32 {
     of.try_into().unwrap_or(u32::MAX)
 }
@@ -28,7 +28,7 @@ pub(crate) fn json(value: Option<&Json>) -> String {
 }
 
 /// A moment.
-#[expect(clippy::unnecessary_wraps, reason = "as messages have it")]
+#[expect(clippy::unnecessary_wraps, reason = "fields of messages are optional")]
 pub(crate) fn moment(at: model::Timestamp) -> Option<prost_types::Timestamp> {
     Some(time::to_wire(at))
 }

@@ -8,13 +8,13 @@ use workflow::step::{InputDisposition, RequestRefusal, SagaTransition, WorkItem,
 
 use super::summary::InstanceSummary;
 
-/// Inputs of the work of one answer, in bytes of their JSON; what is beyond is left out.
+/// Limit of the work's inputs in one answer, in bytes of JSON; further inputs are left out.
 const PAYLOADS_BYTES_MAX: usize = 256 * 1024;
 
 /// Answer to a verb.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VerbAnswerRow {
-    /// Hash of what was asked, and by whom.
+    /// Hash of the request and its caller.
     #[serde(default)]
     pub request_hash: String,
     /// Outcome of the verb.
@@ -72,7 +72,7 @@ pub struct OrderedWork {
 }
 
 impl VerbAnswerRow {
-    /// The answer that a change makes; none where it is to be offered again.
+    /// The answer that follows from a transition; `None` where the input has to be offered again.
     pub(super) fn of(change: &SagaTransition, request_hash: &str) -> Option<Self> {
         let outcome = match &change.fate {
             InputDisposition::Applied => VerbOutcome::Applied,

@@ -27,14 +27,14 @@ use crate::spans::OrderedBy;
 
 /// Time for which received messages are remembered, in milliseconds: longer than streams keep them.
 pub(crate) const KNOWN_MILLIS: u64 = 30 * 24 * 3_600_000;
-/// Answers to verbs are kept so long, in milliseconds.
+/// How long answers to verbs are kept, in milliseconds.
 const ANSWERS_MILLIS: u64 = 24 * 3_600_000;
-/// A tombstone stays so long, in milliseconds.
+/// How long a tombstone stays, in milliseconds.
 pub(crate) const TOMBSTONE_MILLIS: u64 = 30 * 24 * 3_600_000;
-/// The journal of an instance that has ended stays so long.
+/// How long the journal of an instance stays after its end.
 const JOURNAL: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// When the journal of an instance goes that ended then.
+/// When the journal of an instance that ended at this time is removed.
 pub(super) fn retired_at(ended: Timestamp) -> Timestamp {
     ended + JOURNAL
 }
@@ -77,7 +77,7 @@ pub struct DeadLetterRow {
 }
 
 impl DeadLetterRow {
-    /// A letter of something.
+    /// Makes a dead letter of an input or a message.
     fn of(correlation: &CorrelationId, letter: DeadLetter, what: HeldInput) -> Self {
         let correlation = Some(correlation.clone()).filter(|correlation| correlation.as_str() != NOBODY);
         match what {
@@ -143,7 +143,7 @@ impl InputCommit {
         commit
     }
 
-    /// Has a message count once that is no input.
+    /// Makes a message that is no input count only once.
     pub(super) fn count_message_once(&mut self, correlation: &CorrelationId, id: &InputId, time: Timestamp) {
         let until = time.as_millis().saturating_add(KNOWN_MILLIS);
         let key = row(&LaneRowKey::dedupe(correlation, &id.digest()));
@@ -151,7 +151,7 @@ impl InputCommit {
         self.ops.push(RowOperation::PutUntil(key, bytes::Bytes::new(), until));
     }
 
-    /// Has an input count once: events by their id, verbs by their request. Results and timers are known by the instance.
+    /// Makes an input count only once: events by their id, verbs by their request. The instance recognises results and timers itself.
     pub(super) fn count_once(
         &mut self,
         correlation: &CorrelationId,
@@ -165,7 +165,7 @@ impl InputCommit {
             InstanceInputKind::Event(event) => self.count_message_once(correlation, &event.id, input.time),
             InstanceInputKind::Verb { request, .. } => {
                 self.expect.push(RowCondition::Absent(row(&LaneRowKey::request(request))));
-                // Its answer is gone long before the message is.
+                // The answer expires long before the message does.
                 self.count_message_once(correlation, &input.id(), input.time);
             }
             InstanceInputKind::Result(_) | InstanceInputKind::Timer { .. } => {}
@@ -185,7 +185,7 @@ impl InputCommit {
         }
     }
 
-    /// Writes what came where it waits from now on. `kept` is the letter that it was, which stays as it is but for its reason.
+    /// Stores an input where it waits from now on. `kept` is the dead letter that it was, which changes only in its reason.
     pub(super) fn put_input(
         &mut self,
         correlation: &CorrelationId,
@@ -222,7 +222,7 @@ impl InputCommit {
         self.ops.push(RowOperation::Put(key, encode(letter).into()));
     }
 
-    /// Writes what follows from a change: events, letters, journal, timers, lists.
+    /// Writes what follows from a transition: kept events, dead letters, journal, timers, lists.
     pub(super) fn put_change(
         &mut self,
         shared: &SagaLaneContext,
@@ -318,7 +318,7 @@ impl InputCommit {
         }
     }
 
-    /// Writes what goes out: work, and what became of the instance.
+    /// Writes the outgoing messages: work, and facts about the instance.
     pub(super) fn put_outgoing(
         &mut self,
         shared: &SagaLaneContext,
@@ -358,7 +358,7 @@ impl InputCommit {
         self.outgoing.push((number, message));
     }
 
-    /// Keeps the answer to a request that came just now: one that was held back was answered so.
+    /// Stores the answer to a request that came just now. A request that was held back already got the answer that it is held.
     pub(super) fn put_answer(
         &mut self,
         input: Option<&InstanceInput>,
@@ -378,7 +378,7 @@ impl InputCommit {
     }
 }
 
-/// Where an instance stands in lists, and since when.
+/// Status and step by which an instance is listed, and since when.
 fn place(record: &CorrelationRecord) -> Option<(SagaStatus, StepName, Timestamp)> {
     match &record.entry {
         CorrelationEntry::Live(instance) => Some((instance.status, instance.step.clone(), instance.entered)),
@@ -389,7 +389,7 @@ fn place(record: &CorrelationRecord) -> Option<(SagaStatus, StepName, Timestamp)
     }
 }
 
-/// Lists changes of what holds inputs back: facts of their own, since neither step nor status tells of them.
+/// Lists changes in what holds inputs back. They are separate facts, since neither step nor status shows them.
 fn held_back(before: Option<&CorrelationRecord>, after: Option<&CorrelationRecord>) -> Vec<&'static str> {
     let is_paused = |record: Option<&CorrelationRecord>| record.is_some_and(|record| record.is_paused);
     let parked_by = |record: Option<&CorrelationRecord>| record.and_then(|record| record.parked_by);
@@ -415,7 +415,7 @@ fn run(record: &CorrelationRecord) -> u64 {
     }
 }
 
-/// Something that became of an instance.
+/// Content of a fact about an instance.
 struct FactBody<'a> {
     revision: u64,
     kind: &'a str,
@@ -425,7 +425,7 @@ struct FactBody<'a> {
 }
 
 impl SagaLaneContext {
-    /// Rows of the journal that are kept of a run.
+    /// Number of journal rows kept of a run.
     fn history(&self) -> u64 {
         let saga = self.definitions.saga(&self.tenant, &self.saga);
         saga.map_or(workflow::definition::HISTORY_MAX, |saga| saga.limits.history) as u64
@@ -486,7 +486,7 @@ impl SagaLaneContext {
         self.outbox_row(subject, item.command.to_string(), correlation, &body)
     }
 
-    /// The message that tells what became of an instance.
+    /// The message that reports a change of an instance.
     fn fact(&self, correlation: &CorrelationId, run: u64, journal: &JournalRow) -> OutboxRow {
         let kind = match (journal.revision, journal.status) {
             (1, SagaStatus::Running) => "started",
@@ -504,8 +504,8 @@ impl SagaLaneContext {
         self.fact_row(correlation, run, &fact, &journal.revision.to_string())
     }
 
-    /// The message that tells that inputs of an instance are held back, or no more; none where there is no instance, or none any more:
-    /// its end was told.
+    /// The message that reports that inputs of an instance are held back, or no longer. `None` without a live instance: its end was
+    /// reported.
     fn held_fact(
         &self,
         correlation: &CorrelationId,
@@ -515,7 +515,7 @@ impl SagaLaneContext {
         let instance = record.instance()?;
         let (revision, time) = (instance.revision, instance.now);
         let fact = FactBody { revision, kind, step: &instance.step, reason: instance.reason.as_ref(), time };
-        // An instance may be parked again at the same revision, by another letter.
+        // An instance may be parked again at the same revision, by another dead letter.
         let id = format!("{revision}\n{kind}\n{}", record.letters);
         Some(self.fact_row(correlation, instance.run, &fact, &id))
     }

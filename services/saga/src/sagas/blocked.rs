@@ -1,7 +1,7 @@
-//! Inputs for which there is no room behind a letter or a pause.
+//! Inputs for which there is no room behind a dead letter or a pause.
 //!
-//! They wait in memory, and their messages stay open; their lane reads nothing meanwhile. Each time that something is done of their
-//! correlation they are tried again.
+//! They wait in memory, and their messages stay unacknowledged; their lane reads nothing meanwhile. They are tried again after every
+//! input of their correlation.
 
 use std::collections::HashMap;
 
@@ -24,8 +24,8 @@ impl BlockedInputs {
         self.0.entry(correlation).or_default().push(item.set_aside());
     }
 
-    /// Keeps an item behind those of its correlation; gives it back where there are none, or where it need not wait with them. It may
-    /// be smaller, and would find room where what came before it has none.
+    /// Keeps an item behind those of its correlation; returns it where there are none, or where it need not wait with them. Without this
+    /// a smaller item could find room, and overtake those before it.
     pub(super) fn behind(&mut self, correlation: &CorrelationId, item: QueuedInput) -> Option<QueuedInput> {
         match self.0.get_mut(correlation).filter(|_| item.may_be_held(correlation)) {
             Some(items) => {

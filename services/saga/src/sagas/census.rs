@@ -1,4 +1,4 @@
-//! Census of a lane: what it keeps is counted when the lane is taken, and each commit says what it has changed of that.
+//! Census of a lane: its rows are counted when the lane is taken, and each commit adjusts the counts.
 
 use std::ops::Range;
 
@@ -66,7 +66,7 @@ pub(crate) async fn take_letters(rows: &LaneStore) -> Result<Census, LaneExit> {
     Ok(census)
 }
 
-/// Counts those of these letters that stand in front of their correlations: one that was applied or left out may have been replaced.
+/// Counts those of these letters that still park their correlations: another letter may have taken the place of one that parked.
 async fn parked(rows: &LaneStore, letters: &[(CorrelationId, u64)]) -> Result<usize, LaneExit> {
     /// Records that are read at a time.
     const AT_ONCE: usize = 64;
@@ -81,7 +81,7 @@ async fn parked(rows: &LaneStore, letters: &[(CorrelationId, u64)]) -> Result<us
     Ok(parked)
 }
 
-/// Gives each row of a range.
+/// Passes each row of a range to `give`.
 async fn each(
     rows: &LaneStore,
     mut range: Range<LaneRowKey>,
@@ -126,7 +126,7 @@ pub(super) fn change(current: &CachedRecord, decision: &InputDecision, timers: &
     census.remove(CensusKind::Kept, change.removed.len());
     census.add(CensusKind::Letters, change.dead_letters.len());
     match (decision.origin, &change.fate) {
-        // It stays the letter that it was.
+        // The dead letter stays one.
         (InputOrigin::Letter(_), InputDisposition::DeadLetter(_)) => {}
         (InputOrigin::Letter(_), _) => census.remove(CensusKind::Letters, 1),
         (InputOrigin::Fresh | InputOrigin::Held(_), InputDisposition::DeadLetter(_)) => {
@@ -140,7 +140,7 @@ pub(super) fn change(current: &CachedRecord, decision: &InputDecision, timers: &
     census
 }
 
-/// Returns the change when only the tombstone of an instance is left: so many events that were kept went with the rest.
+/// Returns the change when only the tombstone of an instance is left; `kept` is the number of kept events that were removed.
 pub(super) fn retired(kept: usize) -> Census {
     let mut census = Census::default();
     census.remove(CensusKind::Ended, 1);

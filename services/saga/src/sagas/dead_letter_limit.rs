@@ -1,7 +1,7 @@
-//! Dead letters of a lane, of which there may be only so many.
+//! Limit of a lane's dead letters.
 //!
-//! What would be one more waits as a start does for which there is no room: with everything of its correlation behind it, while all
-//! others go on. So nothing is lost, and an operator makes room by redriving or purging letters.
+//! At the limit, an input that would become one more waits like a start without room: with everything of its correlation behind it,
+//! while other correlations continue. So nothing is lost, and an operator makes room by redriving or purging letters.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -13,7 +13,7 @@ use super::intake::InstanceAction;
 use super::starved::CapacityShortage;
 use crate::metrics::{CensusKind, GaugeShare, Metrics};
 
-/// Dead letters of one saga of one tenant. Its shards have equal shares.
+/// Largest number of dead letters of one saga of one tenant. Its shards have equal shares.
 pub const SAGA_LETTERS_MAX: u64 = 100_000;
 
 /// How many letters a lane may have.
@@ -51,8 +51,8 @@ impl InputDecision {
 }
 
 impl SagaLaneContext {
-    /// Looks whether there is room for the letters that a decision makes. What a person asks for may make more than that, and so may
-    /// inputs that are committed at the same time.
+    /// Checks that there is room for the letters that a decision makes. Requests may exceed the limit, and so may inputs that are
+    /// committed at the same time.
     pub(super) fn room_for_letters(
         &self,
         decision: &InputDecision,
@@ -69,13 +69,13 @@ impl SagaLaneContext {
         let short = CapacityShortage::Letters { found, most };
         let mut full = self.letters.full();
         if full.part() == 0 {
-            tracing::error!(lane = %self.rows.lane, "{short}; what would be one more waits: redrive or purge letters");
+            tracing::error!(lane = %self.rows.lane, "{short}; inputs that would be one more wait: redrive or purge dead letters");
             full.set(1);
         }
         Err(short)
     }
 
-    /// Has what waits tried again once a letter is gone.
+    /// Has waiting inputs tried again once a letter is gone.
     pub(super) fn note_letters(&self, decision: &InputDecision) {
         if decision.has_letter_gone() {
             self.letters.full().set(0);

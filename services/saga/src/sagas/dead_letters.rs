@@ -1,7 +1,7 @@
-//! Dead letters that somebody asks something about: applied, left out, removed.
+//! Requests about dead letters: redrive, skip, purge.
 //!
-//! A letter that parks its correlation stands in front of what is held back, so that applying it first and then those keeps their
-//! order. One of nobody is read once more: if it has a correlation by now, that one's lane is given it.
+//! A letter that parks its correlation stands in front of the held inputs, so that applying the letter first and then the inputs keeps
+//! their order. A letter without a correlation is parsed again: if it has one by now, it is passed on to the lane of that correlation.
 
 use std::ops::Range;
 
@@ -31,13 +31,13 @@ const PURGED_AT_ONCE: u64 = 900;
 /// Requested action on a letter, as it is to be committed.
 #[derive(Debug, Default)]
 pub(super) struct DeadLetterAction {
-    /// The letter as it is kept.
+    /// The letter as it is stored.
     pub(super) kept: Option<DeadLetterRow>,
-    /// Letter that goes without being applied.
+    /// Letter that is removed without being applied.
     pub(super) goes: Option<u64>,
-    /// Inputs behind it that go.
+    /// Inputs behind the letter that are removed with it.
     pub(super) purged: Range<u64>,
-    /// Correlation that it turned out to be of, and the message that gives it to its lane.
+    /// Correlation that the letter turned out to be for, and the message that passes it on to that lane.
     pub(super) passed: Option<(CorrelationId, Box<OutboxRow>)>,
 }
 
@@ -84,7 +84,7 @@ impl SagaLaneContext {
             SagaLaneRequest::Take { message, data, .. } => {
                 let again = self.read_again(&message.subject, RawMessage::of_passed(message).came())?;
                 let ReparsedDeadLetter::Input(found, input) = again else {
-                    let message = "it is nothing to this saga any more".to_owned();
+                    let message = "the message is not for this saga any more".to_owned();
                     return Ok(InputDecision::refused(current, "LETTER_NOT_FOUND", message));
                 };
                 match edited(*input, data.as_ref()).filter(|_| found == *correlation) {
@@ -152,7 +152,7 @@ impl SagaLaneContext {
         }
     }
 
-    /// Gives an instance what a letter has.
+    /// Gives the input of a dead letter to its instance.
     async fn apply_letter(
         &self,
         correlation: &CorrelationId,
@@ -167,14 +167,14 @@ impl SagaLaneContext {
         };
         match (&change.fate, &kept) {
             (InputDisposition::Refused(refusal), Some(kept)) => {
-                // What somebody sent in the place of an event, and cannot be applied.
+                // The data sent in place of the event's own cannot be applied.
                 let RequestRefusal { reason: code, message: why } = refusal.clone();
                 let letter = DeadLetter { code, why, ..kept.letter.clone() };
                 change =
                     SagaTransition::nothing(InputDisposition::DeadLetter(letter), current.record.clone());
             }
             (InputDisposition::Later(_), _) => {
-                let message = "a letter or a pause comes before it".to_owned();
+                let message = "another dead letter or a pause comes before it".to_owned();
                 return Ok(InputDecision::refused(current, "SAGA_PARKED", message));
             }
             _ => {}
@@ -183,7 +183,7 @@ impl SagaLaneContext {
         Ok(InputDecision { what: Some(HeldInput::Input(Box::new(input))), origin, change, letter })
     }
 
-    /// Reads a message that was no input once more, as things stand now.
+    /// Parses a message that was no input again, with the definitions of now.
     fn read_again(
         &self,
         subject: &str,
@@ -198,21 +198,21 @@ impl SagaLaneContext {
             Some((_, MessageSubject::Aggregate { kind, .. })) => ConsumerSource::Aggregate(kind),
             Some((_, MessageSubject::EffectResult { effect, .. })) => ConsumerSource::Results(effect),
             Some((_, MessageSubject::Workflow { saga, .. })) => ConsumerSource::Verbs(saga),
-            _ => return dead("ENVELOPE", "its subject is none of a source".to_owned()),
+            _ => return dead("ENVELOPE", "the subject of the message belongs to no source".to_owned()),
         };
         match self.read(&source, came)? {
             SagaParsedMessage::Dead { code, why, .. } => dead(code, why),
             SagaParsedMessage::Input(correlation, input, None) => {
                 Ok(ReparsedDeadLetter::Input(correlation, input))
             }
-            // What was asked for then is not done unasked now.
+            // A request from back then is not carried out now: its caller no longer waits.
             SagaParsedMessage::Input(_, _, Some(_))
             | SagaParsedMessage::Word(_)
             | SagaParsedMessage::Nothing => Ok(ReparsedDeadLetter::Nothing),
         }
     }
 
-    /// The message that gives what a letter has to the lane of its correlation.
+    /// The message that passes a letter on to the lane of its correlation.
     fn pass_on(
         &self,
         to: &CorrelationId,
@@ -237,7 +237,7 @@ impl SagaLaneContext {
         Some(self.outbox_row(subject, id, to, &message::write(&body)))
     }
 
-    /// Removes inputs that were held back and are not any more, but for their rows.
+    /// Deletes the rows of inputs that are held no longer.
     pub(super) async fn sweep(
         &self,
         correlation: &CorrelationId,
@@ -257,17 +257,17 @@ impl InputDecision {
     }
 
     fn without_data(current: &CachedRecord) -> Self {
-        let message = "it is no event, and has no data that could be others".to_owned();
+        let message = "the dead letter has no data that could be replaced".to_owned();
         Self::refused(current, "LETTER_HAS_NO_DATA", message)
     }
 
-    /// A letter goes, and what is `purged` behind it.
+    /// Removes a letter without applying it, and the `purged` inputs behind it.
     fn without(change: SagaTransition, letter: u64, purged: Range<u64>) -> Self {
         let turn = DeadLetterAction { goes: Some(letter), purged, ..DeadLetterAction::default() };
         Self { what: None, origin: InputOrigin::Fresh, change, letter: Some(turn) }
     }
 
-    /// The answer to what was asked about a letter.
+    /// The answer to a request about a dead letter.
     fn word_answer(&self, asking: &DeadLetterOperation) -> LaneRequestAnswer {
         let turn = self.letter.as_ref();
         let passed = turn.and_then(|turn| turn.passed.as_ref());
@@ -295,7 +295,7 @@ impl InputDecision {
 }
 
 impl SagaLaneContext {
-    /// Answers whoever asked something about a letter, unless another lane does.
+    /// Answers a request about a dead letter, unless another lane does.
     pub(super) async fn answer_word(&self, item: &QueuedInput, decision: &InputDecision) {
         let InstanceAction::Word(asking) = &item.what else { return };
         let answer = decision.word_answer(asking);
@@ -306,7 +306,7 @@ impl SagaLaneContext {
         }
     }
 
-    /// Answers whoever asked once more, with what was answered first.
+    /// Answers a repeated request with its first answer.
     pub(super) async fn answer_word_again(
         &self,
         asking: &DeadLetterOperation,
@@ -318,7 +318,7 @@ impl SagaLaneContext {
         let answer = match known {
             Some(answer) => answer.again(&asking.request_hash),
             None => {
-                // What the letter has was applied before it was one.
+                // The input of the letter was applied before it became a dead letter.
                 let outcome = LaneRequestOutcome::Ignored("known".to_owned());
                 let answer = LaneRequestAnswer { outcome, ..decision.word_answer(asking) };
                 let put = answer.put(&asking.request, asking.time.as_millis());
@@ -334,7 +334,7 @@ impl SagaLaneContext {
 }
 
 impl InputCommit {
-    /// Writes what somebody asked about a letter, and the answer.
+    /// Writes the changes of a request about a dead letter, and the answer.
     pub(super) fn put_word(
         &mut self,
         shared: &SagaLaneContext,
@@ -355,12 +355,12 @@ impl InputCommit {
 }
 
 impl DeadLetterAction {
-    /// Returns true if everything that goes, goes with its commit.
+    /// Returns true if its commit removes everything that has to go.
     pub(super) const fn is_whole(&self) -> bool {
         self.purged.end - self.purged.start <= PURGED_AT_ONCE
     }
 
-    /// Changes of rows beside those of the instance.
+    /// Row changes apart from those of the instance.
     pub(super) fn ops(&self, correlation: &CorrelationId) -> Vec<RowOperation> {
         let letter =
             self.goes.map(|letter| RowOperation::Delete(row(&LaneRowKey::dead(correlation, letter))));
@@ -370,12 +370,12 @@ impl DeadLetterAction {
     }
 }
 
-/// The id under which the lane answers that a letter was passed on to: lanes may be one.
+/// Request id under which the lane that a letter was passed on to stores its answer: it may be the same lane.
 pub(crate) fn passed_on(request: &str) -> String {
     format!("{request}/passed-on")
 }
 
-/// An input with other data; nothing where it has none.
+/// Replaces the data of an input; `None` where it has none.
 fn edited(mut input: InstanceInput, other: Option<&Json>) -> Option<InstanceInput> {
     let Some(other) = other else { return Some(input) };
     match &mut input.what {

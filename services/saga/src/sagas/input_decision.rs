@@ -1,4 +1,4 @@
-//! Decisions about inputs of a saga: what each changes, and which bytes wait behind a dead letter or a pause.
+//! Decisions about inputs of a saga: what each changes, and how many bytes wait behind a dead letter or a pause.
 
 use model::CorrelationId;
 use workflow::input::InstanceInput;
@@ -12,24 +12,24 @@ use super::intake::{DeadMessage, InstanceAction, VerbContext};
 
 /// Decision about an input.
 pub(super) struct InputDecision {
-    /// Input or dead message; nothing where it is gone, or is given to nobody.
+    /// Input or dead message; `None` where it is gone, or is given to no instance.
     pub(super) what: Option<HeldInput>,
     pub(super) origin: InputOrigin,
     pub(super) change: SagaTransition,
-    /// Requested action on a letter.
+    /// Requested action on a dead letter.
     pub(super) letter: Option<DeadLetterAction>,
 }
 
 impl InputDecision {
-    /// A message is a dead letter.
+    /// Decides that a message becomes a dead letter.
     pub(super) fn bury(record: Option<&CorrelationRecord>, dead: &DeadMessage, origin: InputOrigin) -> Self {
         let change = step::dead_letter(record, &dead.code, &dead.why, dead.parks, origin);
         let what = Some(HeldInput::Dead(Box::new(dead.clone())));
         Self { what, origin, change, letter: None }
     }
 
-    /// Counts the bytes of what waits behind a letter or a pause. A request for which there is no room is refused: whoever asks can ask
-    /// again, and what waits for room would be in the way of other requests.
+    /// Counts the bytes that wait behind a dead letter or a pause. A request for which there is no room is refused: the caller can retry,
+    /// and a waiting request would block other requests.
     pub(super) fn weighing(
         mut self,
         correlation: &CorrelationId,
@@ -53,7 +53,7 @@ impl InputDecision {
             };
             let message = format!("{full} wait behind a dead letter or a pause already");
             if matches!(self.origin, InputOrigin::Letter(_)) {
-                // It stays the letter that it is.
+                // The dead letter stays as it is.
                 return Self::refused(current, "LIMIT_EXCEEDED", message);
             }
             if asked(wanted).is_none() {
@@ -65,7 +65,7 @@ impl InputDecision {
         self
     }
 
-    /// The input; nothing where what came is none.
+    /// The input; `None` for a dead message.
     pub(super) fn input(&self) -> Option<&InstanceInput> {
         match &self.what {
             Some(HeldInput::Input(input)) => Some(input),
@@ -73,7 +73,7 @@ impl InputDecision {
         }
     }
 
-    /// Returns true for the input of a letter that is applied, and for one that waited behind it.
+    /// Returns true for an input of a redriven dead letter, and for one that waited behind it.
     pub(super) const fn is_of_redrive(&self) -> bool {
         matches!(self.origin, InputOrigin::Held(_) | InputOrigin::Letter(_)) || self.letter.is_some()
     }

@@ -1,4 +1,4 @@
-//! One input, from its line to its commit.
+//! One input, from its queue to its commit.
 
 use model::{BlobHash, CorrelationId, Timestamp};
 use store::{CommitOutcome, RowOperation, VersionedValue};
@@ -69,7 +69,7 @@ impl InputTask {
                 None => shared.load(&correlation).await?,
             };
             if let Some(timers) = shared.without_step(&correlation, &current, &item.what).await? {
-                // Of what was retired nothing is in memory.
+                // A retired record is not cached.
                 let cached = Some(current).filter(|_| !matches!(item.what, InstanceAction::Retire(_)));
                 return Ok(InputOutcome { timers, ..InputOutcome::unchanged(correlation, item, cached) });
             }
@@ -125,14 +125,14 @@ impl InputTask {
                     let is_occurrence = matches!(item.what, InstanceAction::Occurrence(_));
                     let mut done = InputOutcome::unchanged(correlation, item, None);
                     if is_occurrence {
-                        // This very commit was made, and its answer lost: the next one is waited for.
+                        // This very commit was made and its answer lost: the next occurrence is scheduled.
                         done.timers = timers;
                     }
                     return Ok(done);
                 }
                 // Another commit of this lane changed it.
                 CommitOutcome::Conflict { .. } => {}
-                // It ends the lane where it is noticed.
+                // `LaneStore::commit` already returns this as an error.
                 CommitOutcome::Fenced { epoch } => {
                     return Err(LaneExit::Fenced { lane: shared.rows.lane.to_string(), epoch });
                 }
@@ -177,8 +177,8 @@ impl SagaLaneContext {
         Ok(CachedRecord { record: Some(record), revision: found.revision })
     }
 
-    /// Returns the outcome of a commit, also where its first answer was lost and the next one says that the record has changed:
-    /// nobody else writes the record meanwhile, so one that is as this commit makes it was made by it.
+    /// Returns the outcome of a commit, also where its first answer was lost and the retry found the record changed. No other task
+    /// writes the record meanwhile, so a record equal to what this commit writes was written by it.
     async fn known(
         &self,
         correlation: &CorrelationId,
@@ -193,7 +193,7 @@ impl SagaLaneContext {
         Ok(ours.map_or(outcome, |found| CommitOutcome::Committed(found.revision)))
     }
 
-    /// Reads the events that a record says are kept.
+    /// Reads the kept events that a record refers to.
     async fn kept(
         &self,
         correlation: &CorrelationId,
@@ -215,7 +215,7 @@ impl SagaLaneContext {
         kept.iter().map(|kept| kept.number).zip(rows).filter_map(decode).collect()
     }
 
-    /// Does what needs no step; gives what it changes of timers, or nothing where a step is needed.
+    /// Does actions that need no step of the instance; gives their changes of timers, or `None` where a step is needed.
     async fn without_step(
         &self,
         correlation: &CorrelationId,
@@ -259,7 +259,7 @@ impl SagaLaneContext {
         metrics.letters.add(&self.tenant, letters);
     }
 
-    /// Decides what follows; nothing where what was wanted is not there any more.
+    /// Decides what follows; `None` where the input is not there any more.
     async fn decide(
         &self,
         correlation: &CorrelationId,
@@ -270,7 +270,7 @@ impl SagaLaneContext {
         Ok(decision.map(|decision| decision.weighing(correlation, current, wanted)))
     }
 
-    /// Decides what follows, however many bytes wait already.
+    /// Decides what follows, without regard to the bytes that wait already.
     async fn unweighed(
         &self,
         correlation: &CorrelationId,
@@ -314,7 +314,7 @@ impl SagaLaneContext {
         Ok(Some(InputDecision { what, origin, change, letter: None }))
     }
 
-    /// Gives an input to an instance; nothing where its saga has no definition any more.
+    /// Gives an input to an instance; `None` where its saga has no definition any more.
     pub(super) async fn apply(
         &self,
         correlation: &CorrelationId,
@@ -355,7 +355,7 @@ impl SagaLaneContext {
         Ok(Some(change))
     }
 
-    /// Why a request is refused whatever the definition says.
+    /// Refusal of a request that does not depend on the definition.
     fn refusal(
         &self,
         asked: &VerbContext,
@@ -373,7 +373,7 @@ impl SagaLaneContext {
             return None;
         }
         let expected = asked.expected_revision;
-        refuse("REVISION_MISMATCH", format!("its revision is {revision} by now, and not {expected}"))
+        refuse("REVISION_MISMATCH", format!("the instance is at revision {revision}, not {expected}"))
     }
 
     /// The definition of this hash, or the one that is in force.
@@ -387,7 +387,7 @@ impl SagaLaneContext {
             match self.definitions.pinned_to(hash).await {
                 Ok(saga) => return Ok(Some(saga)),
                 Err(DefinitionError::Store(error)) => {
-                    tracing::warn!(lane = %self.rows.lane, "{error}; it is asked again");
+                    tracing::warn!(lane = %self.rows.lane, "{error}; retrying");
                     tokio::time::sleep(pauses.next()).await;
                 }
                 Err(error) => return Err(LaneExit::damaged(&self.rows.lane, error)),
@@ -395,7 +395,7 @@ impl SagaLaneContext {
         }
     }
 
-    /// Ends what needs no commit: what changes nothing, what is only asked, and what has to wait.
+    /// Handles inputs that need no commit: those that change nothing, dry runs, and those that have to wait.
     async fn without_commit(
         &self,
         correlation: &CorrelationId,
@@ -408,7 +408,7 @@ impl SagaLaneContext {
             InputOutcome::unchanged(correlation.clone(), QueuedInput::nothing(), cached)
         };
         if change.fate == InputDisposition::NoRoom {
-            // Also a letter that another lane has passed on, and has no more.
+            // This includes a dead letter that another lane has passed on and no longer has.
             return Some(InputOutcome { is_blocked: true, ..done(Some(current.clone())) });
         }
         if decision.letter.is_some() {
@@ -436,7 +436,7 @@ impl SagaLaneContext {
             InputDisposition::Ignored(_)
                 if change.journal.is_empty()
                     && change.record == current.record
-                    // Whoever asked is answered the same each time.
+                    // A request needs its answer stored, so that a repeat gets the same one.
                     && asked.is_none()
                     && !matches!(item.what, InstanceAction::Answered { .. } | InstanceAction::Occurrence(_)) =>
             {
@@ -446,7 +446,7 @@ impl SagaLaneContext {
         }
     }
 
-    /// Answers whoever asked.
+    /// Sends the answer to the caller, if the input is a request.
     pub(super) async fn answer(&self, item: &QueuedInput, answer: Option<&VerbAnswerRow>) {
         let (Some(asked), Some(answer)) = (asked(&item.what), answer) else { return };
         if let Some(to) = &asked.reply_to {
@@ -454,7 +454,7 @@ impl SagaLaneContext {
         }
     }
 
-    /// Answers whoever asked once more, with what was answered first.
+    /// Answers a repeated request with its first answer.
     async fn answer_again(&self, decision: &InputDecision, item: &QueuedInput) -> Result<(), LaneExit> {
         if let InstanceAction::Word(asking) = &item.what {
             return self.answer_word_again(asking, decision).await;
@@ -476,8 +476,8 @@ impl SagaLaneContext {
         Ok(())
     }
 
-    /// Removes what is left of an instance that ended long ago, but for its tombstone. Where the lane had no owner for long, that is gone
-    /// as well, and there may be another instance by now, which keeps what it has.
+    /// Removes what is left of an instance that ended long ago, except its tombstone. If the lane had no owner for long, the tombstone is
+    /// gone as well, and a new instance may exist, which keeps its rows.
     async fn retire(
         &self,
         correlation: &CorrelationId,
@@ -490,7 +490,7 @@ impl SagaLaneContext {
             None => true,
         };
         let mut removed = 0;
-        // Those that are counted come last.
+        // Kept events come last, since their number is counted.
         let ranges = [
             LaneRowKey::journal_of(correlation),
             LaneRowKey::parked_of(correlation),
@@ -510,7 +510,7 @@ impl SagaLaneContext {
         Ok(())
     }
 
-    /// Puts together what one commit has to make.
+    /// Assembles the commit of one input.
     fn commit_of(
         &self,
         correlation: &CorrelationId,

@@ -27,7 +27,7 @@ const WHOLE_BYTES_MAX: usize = 768 * 1024;
 
 /// An input that is kept has at most so many bytes, as its row has them: numbers with fractions, which are texts here, grow.
 const KEPT_BYTES_MAX: usize = INPUT_BYTES_MAX;
-/// Code of a letter whose message is beyond that.
+/// Code of a dead letter whose message exceeds that limit.
 const TOO_LARGE: &str = "LIMIT";
 
 /// Action on an instance.
@@ -42,13 +42,13 @@ pub(crate) enum InstanceAction {
     },
     /// Input that was held back under this number.
     Held(u64),
-    /// A message is a dead letter.
+    /// Message that becomes a dead letter.
     Dead(Box<DeadMessage>),
-    /// A command of an aggregate was answered: its row of the outbox goes.
+    /// Answer to a command of an aggregate, whose outbox row is removed.
     Answered { number: u64, input: Box<InstanceInput> },
-    /// An occurrence of the schedule is due.
+    /// Occurrence of the schedule that is due.
     Occurrence(Box<Occurrence>),
-    /// Something is asked about its letters.
+    /// Request about a dead letter.
     Word(Box<DeadLetterOperation>),
     /// Search for an input that was held back and may be applied.
     Resume,
@@ -56,10 +56,10 @@ pub(crate) enum InstanceAction {
     Retire(Timestamp),
 }
 
-/// Message that nothing can be done with.
+/// Message that cannot be processed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeadMessage {
-    /// The kind of its reason.
+    /// Code of the reason.
     pub code: String,
     /// Why.
     pub why: String,
@@ -76,7 +76,7 @@ pub struct RawMessage {
     pub subject: String,
     /// When it was stored.
     pub time: Timestamp,
-    /// Where it stood: it is one letter, however often it comes.
+    /// Position of the message: it makes one letter, however often it is delivered.
     pub id: InputId,
     /// Body of the message.
     pub body: String,
@@ -93,7 +93,7 @@ pub(crate) struct VerbContext {
     pub(crate) dry_run: bool,
     /// Revision that the instance has to have; 0 for any.
     pub(crate) expected_revision: u64,
-    /// Hash of what was asked, and by whom.
+    /// Hash of the request and its caller.
     pub(crate) request_hash: String,
 }
 
@@ -107,7 +107,7 @@ pub(crate) struct DeadLetterOperation {
     pub(crate) reply_to: Option<ReplyAddress>,
 }
 
-/// Sources that are to be read again, and the request that asks for it.
+/// Request to read sources again.
 #[derive(Debug)]
 pub(crate) struct SourceRewind {
     pub(crate) sources: Vec<SourceRewindSpec>,
@@ -128,7 +128,7 @@ pub(crate) enum SagaRoutedMessage {
     SetBack(SourceRewind),
 }
 
-/// A message, as it came or as a letter has it.
+/// A message, as it came or as a dead letter keeps it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SagaIncomingMessage<'a> {
     pub(crate) subject: &'a str,
@@ -146,7 +146,7 @@ pub(super) enum SagaParsedMessage {
 }
 
 impl SagaLaneContext {
-    /// Reads a message: whose it is, and what it wants.
+    /// Reads a message: its correlation, and the action that it asks for.
     ///
     /// # Errors
     /// [`LaneExit::Foreign`] for a message that the filter does not let through.
@@ -188,7 +188,7 @@ impl SagaLaneContext {
         }
     }
 
-    /// Reads what a message says.
+    /// Parses a message.
     ///
     /// # Errors
     /// [`LaneExit::Foreign`] for a message that the filter does not let through.
@@ -226,7 +226,7 @@ impl SagaLaneContext {
                 if saga == self.saga =>
             {
                 lane_request::read_saga_lane_message(came.payload, &self.tenant)
-                    .and_then(|said| asked_of(said, &correlation, came.time))
+                    .and_then(|message| asked_of(message, &correlation, came.time))
             }
             _ => return Err(foreign()),
         };
@@ -241,14 +241,14 @@ impl SagaLaneContext {
         shard(&self.tenant, correlation, self.definitions.shards(&self.tenant, &self.saga)) == self.shard
     }
 
-    /// Letters of nobody are written by the first shard alone.
+    /// Correlation of dead letters that have none; only the first shard writes them.
     fn nobody(&self) -> Option<CorrelationId> {
         NOBODY.parse().ok().filter(|_| self.shard == 0)
     }
 
     fn receive(&self, event: &message::EventMessage, time: Timestamp) -> SagaParsedMessage {
         let versions = self.definitions.versions(&self.tenant, &self.saga);
-        // What the newest version does not hear may be waited for by an instance of an older one.
+        // An event that the newest version ignores may be awaited by an instance of an older one.
         let received = versions.iter().map(|saga| saga.receive(event.clone(), time));
         match received.into_iter().find(|received| !matches!(received, EventDisposition::Ignored(_))) {
             None | Some(EventDisposition::Ignored(_)) => SagaParsedMessage::Nothing,
@@ -290,7 +290,7 @@ impl SagaLaneContext {
 
 /// Parses a verb or a request, if its subject agrees with it.
 fn asked_of(
-    said: SagaLaneMessage,
+    message: SagaLaneMessage,
     subject: &str,
     time: Timestamp,
 ) -> Result<SagaParsedMessage, MessageReadError> {
@@ -301,7 +301,7 @@ fn asked_of(
         let why = "the body names another correlation than its subject".to_owned();
         Err(MessageReadError::Form { kind: "verb", why })
     };
-    match said {
+    match message {
         SagaLaneMessage::Verb(verb) => {
             check(&verb.correlation)?;
             let VerbMessage {
@@ -328,16 +328,16 @@ fn asked_of(
     }
 }
 
-/// Why an input is beyond what a row can keep, with its message, where it is.
+/// Reason why an input is too large for a row, with its message; `None` if it fits.
 fn unkept(input: &InstanceInput, came: SagaIncomingMessage<'_>) -> Option<(String, RawMessage)> {
-    // Written anew it has at most three bytes for two.
+    // Encoding the input again grows it to at most three bytes for two.
     if came.payload.len() <= KEPT_BYTES_MAX / 2 {
         return None;
     }
     let found = encode(input).len();
     (found > KEPT_BYTES_MAX).then(|| {
         let why =
-            format!("what it says has {found} bytes as it is kept, at most {KEPT_BYTES_MAX} are allowed");
+            format!("the input has {found} bytes as it is stored; at most {KEPT_BYTES_MAX} are allowed");
         (why, RawMessage::of(came))
     })
 }
@@ -358,7 +358,7 @@ impl RawMessage {
         }
     }
 
-    /// The message of a letter that another lane had.
+    /// The message of a dead letter that another lane passed on.
     pub(super) fn of_passed(passed: &ForwardedDeadLetter) -> Self {
         let ForwardedDeadLetter { subject, body, stored, incarnation, sequence } = passed;
         Self {
@@ -370,7 +370,7 @@ impl RawMessage {
         }
     }
 
-    /// The message, for another lane; nothing where it is not whole.
+    /// The message, to be passed on to another lane; `None` where it is not whole.
     pub(super) fn passed(&self) -> Option<ForwardedDeadLetter> {
         let SagaIncomingMessage { subject, time, at, .. } = self.came()?;
         let MessagePosition { incarnation, sequence } = at;
@@ -378,7 +378,7 @@ impl RawMessage {
         Some(ForwardedDeadLetter { subject, body, stored: time.as_millis(), incarnation, sequence })
     }
 
-    /// The message, to be read once more; nothing where it is not whole.
+    /// The message, to be parsed again; `None` where it is not whole.
     pub(crate) fn came(&self) -> Option<SagaIncomingMessage<'_>> {
         let InputId::Message { incarnation, sequence } = self.id else { return None };
         let at = MessagePosition { incarnation, sequence };
@@ -391,7 +391,7 @@ impl RawMessage {
     }
 }
 
-/// Bytes that a text has in JSON, at most.
+/// Upper bound of a text's bytes as a JSON string.
 fn written(text: &str) -> usize {
     let of_byte = |byte: u8| match byte {
         b'"' | b'\\' => 2,

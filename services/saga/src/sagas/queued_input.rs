@@ -13,22 +13,23 @@ pub(crate) struct QueuedInput {
     /// The source that it came from, and its sequence there.
     pub(crate) from: Option<(usize, u64)>,
     pub(crate) receipt: Option<OpenReceipt>,
-    /// Place of the command whose result it is in its trace, where a collector is told.
+    /// Trace context of the command whose result the input is, where spans are collected.
     pub(crate) cause: Option<TraceParent>,
 }
 
 impl QueuedInput {
-    /// One that came by itself.
+    /// Makes an input that comes from no source.
     pub(super) const fn of(what: InstanceAction) -> Self {
         Self { what, from: None, receipt: None, cause: None }
     }
 
-    /// Stands for one that is put in afterwards.
+    /// Makes a placeholder for an input that is put in afterwards.
     pub(super) const fn nothing() -> Self {
         Self::of(InstanceAction::Resume)
     }
 
-    /// Returns whether it may have to wait behind a letter or a pause. Who asks is refused instead, and a timer waits by itself.
+    /// Returns whether the input may have to wait behind a dead letter or a pause. A request is refused instead, and a timer waits among
+    /// the timers.
     pub(super) fn may_be_held(&self, correlation: &CorrelationId) -> bool {
         let comes = match &self.what {
             InstanceAction::Input { asked, .. } => asked.is_none(),
@@ -37,7 +38,7 @@ impl QueuedInput {
         comes && timers::timer_of(correlation, &self.what).is_none()
     }
 
-    /// Has it wait for others: it is in flight no more.
+    /// Sets the input aside to wait for others: it no longer counts as in flight.
     pub(super) fn set_aside(mut self) -> Self {
         if let Some(receipt) = &mut self.receipt {
             receipt.set_aside();

@@ -1,7 +1,7 @@
 //! Sources that are read again from a place before the one that they were read to.
 //!
-//! What was applied is known and changes nothing, so that only what was missed is found. What is asked of instances is never read
-//! again: it is known for a day only, and what somebody wanted once is not wanted for ever.
+//! Inputs that were applied are recognised and change nothing, so only missed ones take effect. Verbs are never read again: their
+//! requests are known for a day only, and an old request may not be wanted any more.
 
 use broker::ReceiptHandle;
 use model::CorrelationId;
@@ -20,7 +20,7 @@ use crate::lane::checkpoint::Checkpoint;
 use crate::lane::rows::{LaneStore, row};
 use crate::lane::source::SourceReaderCommand;
 
-/// Sources that are to be set back once nothing of theirs is worked on.
+/// Request to set sources back, which waits until none of their inputs is worked on.
 pub(super) struct PendingRewind {
     setting: SourceRewind,
     from: (usize, u64),
@@ -28,7 +28,7 @@ pub(super) struct PendingRewind {
 }
 
 impl SagaLaneOwner {
-    /// Takes note that sources are to be set back.
+    /// Queues a request to set sources back.
     pub(super) fn begin_set_back(
         &mut self,
         setting: SourceRewind,
@@ -42,7 +42,7 @@ impl SagaLaneOwner {
         }
     }
 
-    /// Sources that the next one of those who wait for it sets back.
+    /// Sources that the next waiting request sets back.
     fn targets(&self) -> Vec<usize> {
         let Some(next) = self.setting_back.front() else { return Vec::new() };
         let is_named = |source: &ConsumerSource| {
@@ -70,7 +70,7 @@ impl SagaLaneOwner {
         }
     }
 
-    /// Sets sources back, if nothing of theirs is worked on: what is would note a position behind the one where they begin then.
+    /// Sets sources back, unless one of their inputs is still worked on: its commit would note a position behind the new start.
     pub(super) async fn set_back(&mut self) -> Result<(), LaneExit> {
         let targets = self.targets();
         let is_ready = |number: &usize| self.is_lost[*number] && self.working_of[*number] == 0;
@@ -85,7 +85,7 @@ impl SagaLaneOwner {
         let rows = std::sync::Arc::clone(&self.shared.rows);
         let mut ops = set_back(&rows, &setting).await?;
         ops.extend(self.sources.get_mut(number).and_then(|state| state.note_with(sequence)));
-        let said = commit_answer(
+        let committed = commit_answer(
             &rows,
             &setting.request,
             setting.time.as_millis(),
@@ -102,7 +102,7 @@ impl SagaLaneOwner {
         self.settle(number, sequence, true);
         receipt.ack();
         if let Some(to) = &setting.reply_to {
-            answers::answer(rows.around(), to, &said).await;
+            answers::answer(rows.around(), to, &committed).await;
         }
         for number in 0..self.sources.len() {
             self.open_again(number);
@@ -112,7 +112,7 @@ impl SagaLaneOwner {
     }
 }
 
-/// The changes of the checkpoints of sources that are set back.
+/// The checkpoint changes that set sources back.
 pub(crate) async fn set_back(
     rows: &LaneStore,
     setting: &SourceRewind,
@@ -129,8 +129,8 @@ pub(crate) async fn set_back(
     Ok(ops)
 }
 
-/// Finds the correlations whose inputs were held back: of those that are not any more the next one has to be applied, which nobody
-/// else does when their owner was gone before.
+/// Finds the correlations with held inputs. Where nothing holds them back any more, the next one has to be applied; the former owner
+/// may have gone before it did.
 pub(super) async fn find_held(
     rows: std::sync::Arc<LaneStore>,
     to: mpsc::Sender<CorrelationId>,

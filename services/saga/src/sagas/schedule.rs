@@ -1,8 +1,8 @@
 //! Instances that start by the calendar.
 //!
-//! The next occurrence is a row among the timers of the lane, so it fires by the same loop. Each shard waits for all of them and starts
-//! those whose correlation is its own. One commit starts the instance and moves the row to the next occurrence: so none starts twice,
-//! and one that was missed while nobody owned the lane is still there.
+//! The next occurrence is a row among the timers of the lane, so the same loop fires it. Each shard waits for all occurrences and
+//! starts those whose correlation is its own. One commit starts the instance and moves the row to the next occurrence: so none starts
+//! twice, and one that was missed while the lane had no owner is still there.
 
 use model::{SagaName, Timestamp};
 use serde::{Deserialize, Serialize};
@@ -29,22 +29,22 @@ struct ScheduleRow {
 /// An occurrence that is due.
 #[derive(Debug, Clone)]
 pub(crate) struct Occurrence {
-    /// The row by which it was waited for.
+    /// The timer row of the occurrence.
     pub(super) timer: TimerRow,
-    /// The occurrence that starts an instance here, if one does: of those that were missed it may be a later one.
+    /// The occurrence that starts an instance here, if any; after missed occurrences it may be a later one.
     pub(super) start: Option<Timestamp>,
-    /// The row of the next one; nothing where there is none.
+    /// The timer row of the next occurrence; `None` where there is none.
     pub(super) next: Option<TimerRow>,
     cron: String,
 }
 
-/// The row by which an occurrence is waited for.
+/// The timer row of an occurrence.
 fn due_row(saga: &SagaName, due: Timestamp) -> Option<TimerRow> {
     let correlation = correlation(saga, due)?;
     Some(TimerRow { due, correlation, name: OCCURRENCE.to_owned(), generation: 0 })
 }
 
-/// Has the lane wait for what the definition in force says, and for nothing else. What is waited for already is waited for still.
+/// Makes the lane wait for the schedule of the definition in force, and for no other. An unchanged schedule stays as it is.
 pub(super) async fn prepare(
     rows: &LaneStore,
     saga: &SagaName,
@@ -74,7 +74,7 @@ pub(super) async fn prepare(
     Ok(())
 }
 
-/// The rows that an occurrence is waited for by.
+/// The changes that make the lane wait for an occurrence.
 fn wait_for(cron: &str, next: &TimerRow) -> [RowOperation; 2] {
     let schedule = ScheduleRow { cron: cron.to_owned(), due: next.due };
     [
@@ -99,7 +99,7 @@ impl Occurrence {
         TimerDelta { set, fired: Some(self.timer.clone()), ..TimerDelta::default() }
     }
 
-    /// The change that has the lane wait for the next one.
+    /// The changes that make the lane wait for the next occurrence.
     fn ops(&self) -> Vec<RowOperation> {
         let mut ops = vec![RowOperation::Delete(row(&self.timer.key()))];
         match &self.next {
@@ -111,7 +111,7 @@ impl Occurrence {
 }
 
 impl InputCommit {
-    /// Has the lane wait for the next occurrence.
+    /// Makes the lane wait for the next occurrence.
     pub(super) fn put_next(&mut self, occurrence: &Occurrence) {
         self.ops.extend(occurrence.ops());
         let TimerDelta { set, fired, .. } = occurrence.delta();
@@ -121,7 +121,7 @@ impl InputCommit {
 }
 
 impl SagaLaneContext {
-    /// Passes over an occurrence that starts nothing here.
+    /// Skips an occurrence that starts no instance here.
     pub(super) async fn pass(&self, occurrence: &Occurrence) -> Result<TimerDelta, LaneExit> {
         self.rows.commit(Vec::new(), occurrence.ops()).await?;
         Ok(occurrence.delta())
@@ -129,12 +129,12 @@ impl SagaLaneContext {
 }
 
 impl SagaLaneOwner {
-    /// Gives an occurrence that is due to the line of the instance that it starts.
+    /// Puts an occurrence that is due into the queue of the instance that it starts.
     pub(super) fn occur(&mut self, timer: TimerRow, now: Timestamp) {
         let SagaLaneContext { tenant, saga: name, definitions, .. } = &*self.shared;
         let saga = definitions.saga(tenant, name);
         let Some(schedule) = saga.as_ref().and_then(|saga| saga.start.schedule.as_ref()) else {
-            // Another definition has come in force: the lane is made anew for that, and waits for what it says.
+            // Another definition has come into force: the lane is restarted for it, and then waits for its schedule.
             return;
         };
         let plan = schedule.plan(timer.due, now);

@@ -26,7 +26,7 @@ impl SagaLaneOwner {
                 self.open_again(number);
             }
             SourceEvent::Message(message, in_flight) => match state.deliver(&message) {
-                // What is under way of a cursor that was given up.
+                // A late delivery of a cursor that was given up.
                 None => {}
                 Some(DeliveryClass::InFlight) => message.receipt.progress(),
                 Some(DeliveryClass::Anew(disorder)) => {
@@ -44,7 +44,7 @@ impl SagaLaneOwner {
         Ok(())
     }
 
-    /// Has another cursor made for a source that lost its own, once nothing of that is worked on.
+    /// Has a new cursor opened for a source that lost its own, once no input of the old one is worked on.
     pub(super) fn open_again(&mut self, number: usize) {
         if self.is_lost[number] && self.working_of[number] == 0 && !self.is_target(number) {
             self.is_lost[number] = false;
@@ -54,13 +54,13 @@ impl SagaLaneOwner {
 
     pub(super) fn tell_reader(&self, number: usize, word: SourceReaderCommand) {
         if self.readers[number].try_send(word).is_err() {
-            // It has ended, and the lane with it; or it has not read the words before, which say the same.
+            // Either the reader has ended, and the lane with it, or earlier commands that say the same are still unread.
             tracing::debug!(lane = %self.shared.rows.lane, number, ?word, "the reader of a source does not hear");
         }
     }
 
-    /// Forgets where waiting messages of a source came from: their position is that of another cursor. They are delivered again,
-    /// and then known.
+    /// Forgets where waiting messages of a source came from, since their positions belong to another cursor. They are delivered again,
+    /// and are recognised then.
     pub(super) fn forget(&mut self, number: usize) {
         self.queues.each_waiting(|item| {
             if item.from.is_some_and(|(source, _)| source == number) {
@@ -78,7 +78,7 @@ impl SagaLaneOwner {
         }
     }
 
-    /// Puts a message into the line of its correlation, or settles it.
+    /// Puts a message into the queue of its correlation, or settles it.
     pub(super) fn sort(
         &mut self,
         number: usize,
@@ -119,7 +119,7 @@ impl SagaLaneOwner {
     }
 
     pub(super) fn push(&mut self, correlation: CorrelationId, item: QueuedInput, bytes: usize) {
-        // Nothing overtakes what waits for room.
+        // No input overtakes one of its correlation that waits for room.
         if self.stalled.iter().any(|(stalled, ..)| *stalled == correlation) {
             self.stalled.push_back((correlation, item, bytes));
             return;
@@ -129,7 +129,7 @@ impl SagaLaneOwner {
         }
     }
 
-    /// Puts inputs that found no room into their lines, once there is some.
+    /// Moves inputs that found no room into their queues, once there is some.
     pub(super) fn unstall(&mut self) {
         for (correlation, item, bytes) in std::mem::take(&mut self.stalled) {
             self.push(correlation, item, bytes);

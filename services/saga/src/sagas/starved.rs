@@ -1,7 +1,8 @@
 //! Inputs that wait until there is room for what they make: an instance of their tenant, or a dead letter of their lane.
 //!
-//! What would start an instance, or be a letter, is held here, with everything of its correlation behind it. Its message stays open, so that a source
-//! delivers no more than so many of them; results, verbs and timers go on, by which instances end and make room.
+//! An input that would start an instance or become a dead letter is held here, with everything of its correlation behind it. Its
+//! message stays unacknowledged, so that a source delivers only a limited number of them. Results, verbs and timers continue: by
+//! them instances end, which makes room.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
@@ -27,10 +28,10 @@ use crate::quotas::{InstanceReservation, LaneUsage, TenantQuotaExceeded};
 
 /// Correlations that are tried again at a time.
 const AT_ONCE: usize = 8;
-/// Starts wait so long before it is told, and find room for so long before nothing is told any more.
-const TOLD_AFTER: Duration = Duration::from_secs(1);
+/// How long starts wait before that is reported, and how long they find room before the report is withdrawn.
+const REPORT_AFTER: Duration = Duration::from_secs(1);
 
-/// Why starts of a lane wait, for whoever asks any replica.
+/// Why starts of a lane wait, as any replica reads it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StarvedRow {
     /// The quota.
@@ -43,7 +44,7 @@ pub struct StarvedRow {
     pub since: Timestamp,
 }
 
-/// Starts that have waited since they did first.
+/// A period in which starts wait.
 #[derive(Debug, Clone, Copy)]
 struct Starvation {
     since: Instant,
@@ -53,10 +54,10 @@ struct Starvation {
     fed: Option<Instant>,
 }
 
-/// How long an input waits that would be a dead letter, unless one goes before.
+/// How long an input that would become a dead letter waits, unless one is removed before.
 const LETTER_AGAIN: Duration = Duration::from_secs(1);
 
-/// Room for want of which an input waits.
+/// Missing room that makes an input wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(super) enum CapacityShortage {
     /// Tenant has no room for an instance.
@@ -90,7 +91,7 @@ pub(super) struct StarvedInputs {
     freed: watch::Receiver<()>,
     again: Instant,
     hunger: Option<Starvation>,
-    /// The quota that the row tells.
+    /// Quota that the row reports.
     reported_quota: Option<&'static str>,
 }
 
@@ -120,8 +121,7 @@ impl StarvedInputs {
         self.items.contains_key(correlation)
     }
 
-    /// Keeps an item back whose correlation waits for its start; gives it back where it does not. Requests are not kept back: they are
-    /// answered.
+    /// Holds an item whose correlation waits for its start; returns it otherwise. Requests are not held: they are answered.
     pub(super) fn behind(&mut self, correlation: &CorrelationId, item: QueuedInput) -> Option<QueuedInput> {
         let waits =
             matches!(&item.what, InstanceAction::Input { asked: None, .. } | InstanceAction::Dead { .. });
@@ -134,27 +134,27 @@ impl StarvedInputs {
         }
     }
 
-    /// Everything that is kept back.
+    /// All held items.
     pub(super) fn items(&mut self) -> impl Iterator<Item = &mut QueuedInput> {
         self.items.values_mut().flatten()
     }
 
-    /// How long to wait until it is told why starts wait, or that none does; nothing where that is told.
+    /// How long to wait before reporting why starts wait, or that none does; `None` where the report is up to date.
     pub(super) fn next_tell(&self) -> Option<Duration> {
         let Starvation { since, full, fed } = self.hunger?;
         if fed.is_none() && self.reported_quota == Some(full.quota) {
             return None;
         }
-        Some(TOLD_AFTER.saturating_sub(fed.unwrap_or(since).elapsed()))
+        Some(REPORT_AFTER.saturating_sub(fed.unwrap_or(since).elapsed()))
     }
 
-    /// Waits until something may be tried again; for ever where nothing waits.
+    /// Waits until an input may be tried again; never resolves where none waits.
     pub(super) async fn retry_due(&mut self) {
         if self.line.is_empty() {
             return std::future::pending().await;
         }
         tokio::select! {
-            // Whoever makes room lives as long as the lane does.
+            // The sender lives as long as the lane does.
             _ = self.freed.changed() => {}
             () = tokio::time::sleep_until(self.again) => {}
         }
@@ -162,7 +162,7 @@ impl StarvedInputs {
 }
 
 impl SagaLaneOwner {
-    /// Keeps an input back for which there is no room.
+    /// Holds an input for which there is no room.
     pub(super) fn starve(&mut self, correlation: CorrelationId, item: QueuedInput, short: &CapacityShortage) {
         let StarvedInputs { line, items, again, hunger, .. } = &mut self.starved;
         if let CapacityShortage::Quota(full) = short {
@@ -186,17 +186,17 @@ impl SagaLaneOwner {
                 self.queues.push_first(&correlation, item);
             }
         }
-        // Those that find no room say so.
+        // Starts that find no room clear this again.
         if self.starved.line.is_empty()
             && let Some(hunger) = &mut self.starved.hunger
         {
             hunger.fed = Some(Instant::now());
         }
-        // The next of them, should these find room; where they do not, they say when.
+        // The next ones follow at once if these find room; if not, these set the time.
         self.starved.again = Instant::now() + Duration::from_millis(1);
     }
 
-    /// Tells why starts wait, or that none does any more: by a row, which any replica reads, and to whoever asks this one.
+    /// Reports why starts wait, or that none does any more: in a row that any replica reads, and in this process.
     pub(super) async fn publish_starvation(&mut self) -> Result<(), LaneExit> {
         let Some(Starvation { since, full, fed }) = self.starved.hunger else { return Ok(()) };
         let rows = &self.shared.rows;
@@ -211,8 +211,8 @@ impl SagaLaneOwner {
         let waited = u64::try_from(since.elapsed().as_millis()).unwrap_or_default();
         let since = Timestamp::from_millis(rows.now().await?.saturating_sub(waited));
         let TenantQuotaExceeded { quota, most, found, .. } = full;
-        let told = StarvedRow { quota: quota.to_owned(), most, found, since };
-        rows.commit(Vec::new(), vec![RowOperation::Put(row(&LaneRowKey::starved()), encode(&told).into())])
+        let report = StarvedRow { quota: quota.to_owned(), most, found, since };
+        rows.commit(Vec::new(), vec![RowOperation::Put(row(&LaneRowKey::starved()), encode(&report).into())])
             .await?;
         self.starved.reported_quota = Some(quota);
         self.shared.usage.starve(Some(full));
@@ -220,7 +220,7 @@ impl SagaLaneOwner {
     }
 }
 
-/// Removes what a former owner told: what waited for it comes again.
+/// Removes the report of a former owner: the inputs that waited there are delivered again.
 pub(super) async fn forget(rows: &LaneStore) -> Result<(), LaneExit> {
     if rows.get(&LaneRowKey::starved()).await?.is_some() {
         rows.commit(Vec::new(), vec![RowOperation::Delete(row(&LaneRowKey::starved()))]).await?;
@@ -229,7 +229,7 @@ pub(super) async fn forget(rows: &LaneStore) -> Result<(), LaneExit> {
 }
 
 impl SagaLaneContext {
-    /// Makes room for the instance that a decision starts; nothing where it starts none. Looks whether there is some for its letters.
+    /// Reserves room for the instance that a decision starts, if any, and checks that there is room for its dead letters.
     pub(super) fn room_for(
         &self,
         decision: &InputDecision,
@@ -237,14 +237,14 @@ impl SagaLaneContext {
     ) -> Result<Option<InstanceReservation<'_>>, CapacityShortage> {
         self.room_for_letters(decision, &item.what)?;
         let starts = decision.change.journal.iter().any(|row| row.revision == 1);
-        // What a person has applied again is that person's to decide.
+        // A redrive may exceed the quota: that is its caller's decision.
         if !starts || matches!(item.what, InstanceAction::Word(_)) {
             return Ok(None);
         }
         self.usage.room(self.definitions.quotas(&self.tenant)).map(Some).map_err(CapacityShortage::Quota)
     }
 
-    /// Answers whoever asked for a start that there is no room for it. Says whether nobody did: it waits then.
+    /// Answers a requested start that there is no room for it. Returns true if the input is no request, and therefore waits.
     pub(super) async fn refuse_start(&self, item: &QueuedInput, full: &CapacityShortage) -> bool {
         let Some(asked) = asked(&item.what) else { return true };
         let refusal = RequestRefusal { reason: "QUOTA_EXCEEDED".to_owned(), message: full.to_string() };
@@ -255,7 +255,7 @@ impl SagaLaneContext {
         false
     }
 
-    /// Takes note of what a commit has changed of what the tenant has.
+    /// Updates the tenant's usage after a commit.
     pub(super) fn note_usage(
         &self,
         current: &CachedRecord,
@@ -269,7 +269,7 @@ impl SagaLaneContext {
         let is_live_now = is_live(decision.change.record.as_ref());
         match room {
             Some(room) if is_live_now => room.keep(),
-            // It has ended with its start.
+            // The instance ended with its start.
             Some(room) => drop(room),
             None if is_live(current.record.as_ref()) && !is_live_now => self.usage.ended(),
             None => {}

@@ -9,9 +9,9 @@ use workflow::instance::{CorrelationEntry, CorrelationRecord};
 pub struct InstanceSummary {
     /// Instances of this correlation before it.
     pub run: u64,
-    /// Where it stands.
+    /// Status of the instance.
     pub status: SagaStatus,
-    /// True if somebody paused the instance.
+    /// True if the instance is paused.
     pub is_paused: bool,
     /// True if a dead letter stands in front of its inputs.
     pub is_parked: bool,

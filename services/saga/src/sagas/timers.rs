@@ -1,4 +1,4 @@
-//! Timers of a lane: what is due next, and whether everything that was stored before was delivered.
+//! Timers of a lane: which are due next, and whether sources have delivered everything stored before them.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
@@ -16,15 +16,15 @@ use crate::lane::LaneExit;
 use crate::lane::rows::{LaneStore, rest};
 use crate::metrics::GaugeShare;
 
-/// Timers that wait in lines to be fired. What comes from sources waits behind no more than these.
+/// Timers that wait in queues to be fired. Inputs from sources wait behind no more than these.
 const GIVEN_MAX: usize = 128;
-/// With so many in their lines more are given.
+/// Number of queued timers at or below which more are queued.
 const GIVEN_LOW: usize = GIVEN_MAX / 2;
 /// Timers that are in memory.
 const LOADED_MAX: usize = 8192;
-/// How long an owner waits that has no timer.
+/// How long an owner without timers waits.
 const FOR_EVER: Duration = Duration::from_secs(3600);
-/// A source is asked at most once in such a time how far it is.
+/// Interval at which a source is asked how far it is, at most.
 const ASK_EACH: Duration = Duration::from_secs(1);
 /// Name of the timer after which nothing is left of an instance but its tombstone. No timer of a saga has it.
 pub(crate) const RETIRE: &str = "%retire";
@@ -53,7 +53,7 @@ impl TimerRow {
     }
 }
 
-/// Returns whether a timer of this name is one of the service rather than one of the saga: no name of one begins so.
+/// Returns whether a timer of this name belongs to the service. Names of a saga's timers never begin with `%`.
 pub(crate) fn is_ours(name: &str) -> bool {
     name.starts_with('%')
 }
@@ -67,22 +67,22 @@ pub(crate) struct TimerDelta {
     pub(crate) holds_back: bool,
     /// A timer that has done its work, of whichever correlation it was.
     pub(crate) fired: Option<TimerRow>,
-    /// A timer that has to wait until they do not.
+    /// A timer that has to wait until the inputs do not.
     pub(crate) later: Option<TimerRow>,
 }
 
-/// Timers of a lane. All of them are in the store; here are those that come first.
+/// Timers of a lane. All of them are in the store; the earliest are here as well.
 pub(super) struct LaneTimers {
     due: BTreeSet<TimerRow>,
-    /// Everything due up to there is in memory; everything, where nothing is said.
+    /// All timers due up to this time are in memory; `None` if all timers are.
     loaded_until: Option<Timestamp>,
     /// Timers of correlations whose inputs wait.
     held: HashMap<CorrelationId, BTreeSet<TimerRow>>,
-    /// Timers that wait in a line to be fired.
+    /// Timers that wait in a queue to be fired.
     given: BTreeSet<TimerRow>,
     /// When to look again.
     next: Option<tokio::time::Instant>,
-    /// When the first timer was due that waits for sources.
+    /// Due time of the first timer that waits for sources.
     behind: Option<Timestamp>,
     /// Timers whose time is over, and that wait for a source.
     waiting: GaugeShare,
@@ -107,7 +107,7 @@ impl LaneTimers {
         Ok(timers)
     }
 
-    /// Reads the timers that come first, those left out that wait for something else.
+    /// Reads the earliest timers, except those that are held or queued.
     async fn load_more(&mut self, rows: &LaneStore) -> Result<(), LaneExit> {
         let mut range = StoreTable::Due.range();
         loop {
@@ -129,12 +129,12 @@ impl LaneTimers {
         }
     }
 
-    /// Has everything looked at as soon as may be.
+    /// Schedules a look at the timers right away.
     pub(super) fn look(&mut self) {
         self.next = Some(tokio::time::Instant::now());
     }
 
-    /// How long there is to wait.
+    /// How long to wait before the next look.
     pub(super) fn next_wait(&self) -> Duration {
         self.next.map_or(FOR_EVER, |next| next.saturating_duration_since(tokio::time::Instant::now()))
     }
@@ -143,7 +143,7 @@ impl LaneTimers {
         self.next = Some(tokio::time::Instant::now() + length.min(FOR_EVER));
     }
 
-    /// Takes note of what became of an input. A timer that was given to its instance is given no more, whatever that did with it.
+    /// Processes the outcome of an input. A timer that was given to its instance is not queued any more, whatever the outcome.
     pub(super) fn done(&mut self, correlation: &CorrelationId, wanted: &InstanceAction, delta: TimerDelta) {
         let before = self.given.len();
         if let Some(timer) = timer_of(correlation, wanted) {
@@ -155,13 +155,13 @@ impl LaneTimers {
         }
     }
 
-    /// Has a timer wait for whatever its correlation waits for.
+    /// Holds a timer until its correlation's inputs no longer wait.
     pub(super) fn hold(&mut self, correlation: &CorrelationId, timer: TimerRow) {
         self.given.remove(&timer);
         self.held.entry(correlation.clone()).or_default().insert(timer);
     }
 
-    /// Takes note of what an input has changed.
+    /// Applies the timer changes of an input.
     fn change(&mut self, correlation: &CorrelationId, delta: TimerDelta) {
         let TimerDelta { set, dropped, holds_back, fired, later } = delta;
         if let Some(timer) = fired {
@@ -199,19 +199,19 @@ impl LaneTimers {
         }
     }
 
-    /// Counts timers whose time is over, and that wait for a source.
+    /// Counts overdue timers that wait for a source.
     fn count_waiting(&mut self, seen: Timestamp, now: Timestamp) {
         let over = self.due.iter().take_while(|timer| timer.due <= now);
         let waiting = over.filter(|timer| timer.due >= seen).count();
         self.waiting.set(waiting);
     }
 
-    /// Leaves timers that come last to the store, where there are many.
+    /// Drops the latest timers from memory if there are too many; the store has them.
     fn forget_last(&mut self) {
         while self.due.len() > LOADED_MAX
             && let Some(last) = self.due.last().map(|timer| timer.due)
         {
-            // Of those due at one moment all are here, or none.
+            // Timers due at the same moment are all in memory, or none of them.
             self.due.retain(|timer| timer.due < last);
             self.loaded_until = Some(Timestamp::from_millis(last.as_millis().saturating_sub(1)));
         }
@@ -219,7 +219,7 @@ impl LaneTimers {
 }
 
 impl SagaLaneOwner {
-    /// Fires what is due, as far as everything stored before it was delivered.
+    /// Fires timers that are due, as far as sources have delivered everything stored before them.
     pub(super) async fn fire(&mut self) -> Result<(), LaneExit> {
         let rows = std::sync::Arc::clone(&self.shared.rows);
         self.timers.behind = None;
@@ -250,10 +250,10 @@ impl SagaLaneOwner {
                     timer.due.since(now)
                 } else if timer.due >= seen {
                     self.timers.behind = Some(timer.due);
-                    // Where sources were asked about an earlier timer they are asked about this one next.
+                    // If sources were asked about an earlier timer, they are asked about this one next.
                     if timer.due > first { Duration::ZERO } else { ASK_EACH }
                 } else if self.shared.rows.backlog().is_crowded() {
-                    // Whoever makes it smaller has timers looked at.
+                    // When the backlog shrinks, timers are looked at again.
                     FOR_EVER
                 } else {
                     Duration::from_millis(20)
@@ -267,13 +267,13 @@ impl SagaLaneOwner {
         if self.timers.given.len() < GIVEN_MAX {
             self.timers.look();
         } else {
-            // Once fewer are in their lines, they are looked at before that.
+            // When fewer are queued, timers are looked at earlier than that.
             self.timers.wait(ASK_EACH);
         }
         Ok(())
     }
 
-    /// Has timers looked at that wait for sources, once all of these have come far enough.
+    /// Schedules a look at timers that wait for sources, once all sources have come far enough.
     pub(super) fn look_behind_sources(&mut self) {
         if let Some(due) = self.timers.behind
             && self.sources.iter().all(|state| state.seen_until > due.as_millis())
@@ -302,7 +302,7 @@ impl SagaLaneOwner {
         self.push(correlation, QueuedInput::of(what), 0);
     }
 
-    /// The moment before which every source has delivered everything. Sources that have nothing left are asked whether they have.
+    /// The moment before which every source has delivered everything. The broker is asked whether a source has anything left.
     async fn seen_until(&mut self, due: Timestamp, now: Timestamp) -> Timestamp {
         let mut seen = u64::MAX;
         for state in &mut self.sources {
@@ -345,11 +345,11 @@ mod tests {
         let input =
             Box::new(InstanceInput { time: due, what: InstanceInputKind::Timer { name, generation: 3 } });
         let wanted = InstanceAction::Input { input, origin: InputOrigin::Fresh, asked: None };
-        // It is ignored, which changes nothing.
+        // The instance ignores the timer.
         timers.given.insert(timer.clone());
         timers.done(&correlation, &wanted, TimerDelta::default());
         assert!(timers.given.is_empty() && timers.due.is_empty());
-        // It waits with what waits for its instance.
+        // The timer waits with the other inputs of its instance.
         timers.given.insert(timer.clone());
         let later = TimerDelta { holds_back: true, later: Some(timer.clone()), ..TimerDelta::default() };
         timers.done(&correlation, &wanted, later);

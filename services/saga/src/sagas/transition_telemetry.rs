@@ -1,4 +1,4 @@
-//! Telemetry of transitions: counts, spans, and whether they come to the same once more.
+//! Telemetry of transitions: counts, spans, and whether recomputing them gives the same result.
 
 use model::CorrelationId;
 use workflow::WorkflowLane;
@@ -11,14 +11,14 @@ use crate::metrics::Metrics;
 use crate::spans::{PendingSpan, SpanSubject};
 
 impl SagaLaneContext {
-    /// Counts an input, by what became of it.
+    /// Counts an input, by its outcome.
     pub(super) fn count(&self, outcome: &str) {
         let in_force = self.definitions.in_force();
         let label = in_force.label(&self.tenant, &self.saga);
         self.rows.around().metrics.transition(label, &self.tenant, outcome);
     }
 
-    /// Tells a collector of a transition; nothing of what is to be given again.
+    /// Records the span of a transition; none for an input that has to be given again.
     pub(super) fn record_span(
         &self,
         begun: Option<PendingSpan>,
@@ -37,8 +37,8 @@ impl SagaLaneContext {
         }
     }
 
-    /// Makes a transition once more where it is among those of which the operator wants that, and tells if it comes to something
-    /// else. What was made first is what is committed.
+    /// Recomputes a transition if it is in the sample that the operator configured, and reports a different result. The first result is
+    /// the one that is committed.
     pub(super) fn verify(&self, made: ComputedTransition<'_>) {
         let metrics = &self.rows.around().metrics;
         if metrics.seeing.verify.draw() {
@@ -51,7 +51,7 @@ impl SagaLaneContext {
     }
 }
 
-/// Counts a transition that is another one when it is made again, and says which.
+/// Counts and logs a transition that differs when it is recomputed.
 fn differs(
     metrics: &Metrics,
     lane: &WorkflowLane,
@@ -60,9 +60,9 @@ fn differs(
 ) {
     metrics.transitions_verified.inc();
     metrics.replay_differences.inc();
-    // A field, which is quoted: it is any text.
+    // A field, which is quoted: a correlation may be any text.
     let correlation = metrics.seeing.correlation(correlation);
-    tracing::error!(%lane, ?correlation, "a transition is another one when it is made again: {difference}");
+    tracing::error!(%lane, ?correlation, "recomputing a transition gave another result: {difference}");
 }
 
 /// Returns the name that metrics use for the outcome of an input.

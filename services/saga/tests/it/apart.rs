@@ -190,7 +190,7 @@ fn look_at_pages(saga: &ReplicaProcess) {
     }
 }
 
-/// Lines of the log: each one is one, and none has what is another tenant's than the one that it is about.
+/// Checks that each line of the log is one entry, and contains nothing of another tenant than the one that it is about.
 fn look_at_log(log: &str) {
     for line in log.split('\n').filter(|line| !line.is_empty()) {
         assert!(!line.chars().any(|c| c.is_control() || c == '\u{202e}'), "{line:?}");
@@ -228,7 +228,7 @@ async fn no_line_of_the_log_and_no_page_shows_another_tenant() {
     }
     for (tenant, admin) in BOTH {
         apart.until_all_wait(tenant, admin, 1 + 2 * correlations.len()).await;
-        // A letter of each saga with more behind it than is kept, which is told in the log.
+        // A dead letter of each saga with more behind it than can be held, which the log reports.
         let correlation = format!("{INJECTED}{}", mark_of(tenant));
         apart.event(tenant, "Placed", "full", &correlation).await;
         apart.until_all_wait(tenant, admin, 3 + 2 * correlations.len()).await;
@@ -236,7 +236,7 @@ async fn no_line_of_the_log_and_no_page_shows_another_tenant() {
             apart.event(tenant, "Wrong", &format!("behind-{number}"), &correlation).await;
         }
         let told =
-            |line: &&str| line.contains("no room behind the letter") && line.contains(&mark_of(tenant));
+            |line: &&str| line.contains("no room to hold another input") && line.contains(&mark_of(tenant));
         let told = async || apart.saga.process.output().lines().find(told).map(str::to_owned);
         wait_until(told, PATIENCE, "it is told that there is no room").await;
     }

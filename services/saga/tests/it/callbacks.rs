@@ -73,7 +73,7 @@ async fn complete_by_token(rows: Rows) {
         let waiting = wait_until(waits, PATIENCE, "it waits for its token").await;
         assert_eq!((waiting.state(), waiting.attempts), (v1::EffectState::Waiting, 1));
     }
-    // That of another call is none of its own, whoever has it, and uses nothing up.
+    // The token of another call is refused, whoever sends it, and that uses up no token.
     let not_its_token = (Code::PermissionDenied, "TOKEN_REFUSED".to_owned());
     for (actor, token, request) in [(EXECUTOR, &other.token, "r-1"), (ADMIN, &"0".repeat(32), "r-2")] {
         let request = complete(&mine.key, token, request, "a stranger");

@@ -116,7 +116,7 @@ fn hangs() -> [Act; 2] {
     [Act::SayAndHang(String::new()), Act::SayAndHang(begins().0)]
 }
 
-/// Lists cases of calls whose outcome is known, whatever is declared for others.
+/// Lists cases of calls whose outcome is known, whatever the policy for unknown outcomes.
 fn known() -> Vec<Case> {
     use EffectState::{Failed, Succeeded};
     let storm = || [500, 502, 503, 504].map(status);
@@ -133,7 +133,7 @@ fn known() -> Vec<Case> {
     ]
 }
 
-/// Lists cases of calls whose outcome nobody knows, by what is declared for them.
+/// Lists cases of calls whose outcome is unknown, by their policy.
 fn cases(policy: &str) -> Vec<Case> {
     use EffectState::{Failed, Manual, Succeeded};
     let [silent, half] = hangs();
@@ -359,7 +359,7 @@ async fn break_and_heal(mut world: World, what: &str) {
     }
     let probes = async || (requests.all().len() == WINDOW + 2).then_some(());
     wait_until(probes, PATIENCE, "the second probe is made").await;
-    // One more while it is held: nobody else is let through.
+    // One more while the call is held: no other call is let through.
     let most = 2 + LATER;
     world.command(&command(most, input()), "c-last").await;
     world.until(most, EffectState::Accepted).await;

@@ -14,7 +14,7 @@ use crate::reads::{PAYS, own_effect, start};
 use crate::served::{ACME, ADMIN, READER, Served, With};
 use crate::streams::{aggregates, connect, publish_event};
 
-/// Text that nobody may find again.
+/// Text that must not appear anywhere.
 const CANARY: &str = "canary-7f3a91";
 /// Text that comes with it, and is kept.
 const WITNESS: &str = "witness-7f3a91";

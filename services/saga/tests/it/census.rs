@@ -1,4 +1,4 @@
-//! Census of owned lanes, as `/metrics` tells it: from the start, after a take-over, and to the end.
+//! Census of owned lanes, as `/metrics` shows it: from the start, after a take-over, and to the end.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -45,7 +45,7 @@ effects:
   release: { request: { method: POST, path: /release, body: "${{ input }}" } }
 "#;
 
-/// Waits until `/metrics` tells all of these numbers.
+/// Waits until `/metrics` shows all of these numbers.
 async fn until_told(world: &World, told: &[(&str, usize)]) {
     for (name, number) in told {
         world.until_measured(&format!("mycora_saga_{name} {number}")).await;
@@ -131,7 +131,7 @@ async fn kill(world: &World, correlation: &str) {
     );
 }
 
-/// Checks that each owner of a lane tells the same, and that one that has given it up or died tells nothing of it.
+/// Checks that each owner of a lane reports the same numbers, and that a former or dead owner reports none.
 async fn told_by_each_owner(world: World) -> World {
     let mut world = full(world).await;
     world.stop().await;
@@ -145,7 +145,7 @@ async fn told_by_each_owner(world: World) -> World {
     world
 }
 
-/// Checks that what goes is told no more.
+/// Checks that removed rows are no longer counted.
 async fn told_to_the_end(world: &mut World) {
     assert_eq!(world.say("w-1", "poisoned", purge("poisoned")).await.outcome, LaneRequestOutcome::Done);
     // There is no such letter any more.
@@ -162,7 +162,7 @@ async fn told_to_the_end(world: &mut World) {
 async fn a_directory_is_told_by_each_owner_and_to_the_end() {
     let mut world = told_by_each_owner(World::in_a_directory().await).await;
     told_to_the_end(&mut world).await;
-    // What is kept of an instance that has ended goes with its journal, an event without its instance becomes a letter.
+    // Kept events of an ended instance go with its journal; an event without an instance becomes a dead letter.
     world.forward(Duration::from_secs(8 * 24 * 3600));
     until_told(&world, &[(r#"instances{status="ended"}"#, 0), ("kept", 0), ("letters", 1)]).await;
     world.crash().await;

@@ -30,7 +30,7 @@ impl SetForward {
         self.0.forward.fetch_add(millis, Ordering::Relaxed);
     }
 
-    /// Sets it back, as whoever keeps the time of a machine does.
+    /// Sets the clock back, as time synchronization of a machine may do.
     pub(crate) fn back(&self, length: Duration) {
         let millis = u64::try_from(length.as_millis()).expect("not for ever");
         self.0.back.fetch_add(millis, Ordering::Relaxed);

@@ -44,7 +44,7 @@ const POISON: [&str; 3] = ["poison", "bitter", "sour"];
 const LATE: [&str; 3] = ["late-1", "late-2", "late-3"];
 /// Placed and paid.
 const PAID: &str = "paid";
-/// Placed and paid when all others have ended: what is behind them is sent by then.
+/// Order that is placed and paid when all others have ended: their last messages are sent by then.
 const LAST: &str = "last";
 /// Lanes of effects.
 const EFFECTS: [&str; 5] = ["reserve", "release", "ship", "sign", "tell"];
@@ -157,7 +157,7 @@ impl Kept {
                 Box::new(EmbeddedStore::open(dir, STORE_MIB << 20, WallClock).expect("the store"))
             }
             Self::Redis(redis) => {
-                // Whatever it had sent is done when its connections are gone, and nobody is connected but who asks.
+                // All its commands are done once its connections are gone, and only this one is left.
                 let is_alone = || async {
                     let clients = redis.raw(0, &["CLIENT", "LIST"]);
                     (clients.lines().filter(|line| line.starts_with("id=")).count() == 1).then_some(())
@@ -247,7 +247,7 @@ async fn rows_of(
     page.rows
 }
 
-/// Calls of an effect that were about to be made, and of which nobody knows whether they were.
+/// Calls of an effect that were about to be made, and whose outcome is unknown.
 pub(crate) async fn in_doubt(store: &dyn KvStore, effect: &str) -> Vec<CallRow> {
     let lane = format!("e:{TENANT}:{effect}:0");
     let open = rows_of(store, &lane, StoreTable::EffectDue.range()).await;
@@ -259,7 +259,7 @@ pub(crate) async fn in_doubt(store: &dyn KvStore, effect: &str) -> Vec<CallRow> 
     calls.filter(|call| call.state == EffectState::Calling).collect()
 }
 
-/// Where orders stand. What is kept of them is whole: one row of the journal for each revision, and nothing that is still to be sent.
+/// States of orders. Checks that their rows are complete: one journal row for each revision, and no message left to send.
 pub(crate) async fn standing(
     store: &dyn KvStore,
     saga: &str,
@@ -380,7 +380,7 @@ struct Ends {
 }
 
 impl Ends {
-    /// Returns the ends where nobody knows whether these orders were told, which may be done once at most.
+    /// Returns the ends for a run in which it is unknown whether the `tell` calls of these orders, made at most once each, were made.
     fn in_doubt(mut self, orders: &BTreeSet<String>) -> Self {
         for order in orders {
             self.calls.remove(&("/tell".to_owned(), format!("{{\"order\":\"{order}\"}}")));
@@ -402,7 +402,7 @@ struct Run<'a> {
     upstream: &'a Upstream,
     mortal: Mortal<'a>,
     point: &'a str,
-    /// Orders of which nobody knew whether they had been told, when the process died.
+    /// Orders whose call had an unknown outcome when the process died.
     doubted: BTreeSet<String>,
     /// Facts by their orders and kinds.
     seen: BTreeSet<(String, String)>,
@@ -432,7 +432,7 @@ impl Run<'_> {
             self.mortal.start_again();
         }
         if self.point == RELOAD && self.mortal.deaths == 0 {
-            // Heard from the moment on at which it says that it has started.
+            // The signal is handled from the moment of the message that the process has started.
             if self.mortal.process.output().contains("saga started") {
                 self.mortal.process.hang_up();
             }
@@ -464,8 +464,8 @@ impl Run<'_> {
     }
 }
 
-/// Has orders worked on until they have ended, letters applied and calls answered. Gives what has become of them, and those of
-/// which nobody knew whether they had been told.
+/// Has orders worked on until they have ended, letters applied and calls answered. Returns their ends, and the orders whose call had an
+/// unknown outcome.
 async fn run(rows: Rows, death: Option<(&str, u32)>) -> (Ends, BTreeSet<String>) {
     let (dir, upstream, nats) =
         (tempfile::tempdir().expect("a directory"), Upstream::start(), NatsServer::start());

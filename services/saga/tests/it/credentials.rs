@@ -22,7 +22,7 @@ use crate::upstream::{Act, Upstream, answer};
 
 /// Text that upstreams answer, which is kept.
 const WITNESS: &str = "witness-5f0c1d";
-/// Calls that go every way that there is, one behind the other, whatever becomes of them.
+/// Calls of every kind, one after the other, whatever their outcomes.
 const STEPS: [&str; 9] =
     ["pay", "refuse", "busy", "cut", "basic", "plain", "strange", "mail-receipt", "mail-refused"];
 

@@ -78,7 +78,7 @@ async fn what_a_tenant_applies_is_its_own_and_seen_by_every_replica() {
     let revision = followed.revision;
     one.apply(&tenant("acme"), "m.yaml", &two, None).await.expect("it is in force already");
     assert_eq!(other.refresh().await.expect("it can be read").revision, revision);
-    // Nor is anything kept of what is only looked at.
+    // A mere validation stores nothing either.
     let looked_at = other.validate(&tenant("b"), "m.yaml", MINE).expect("good");
     assert_eq!(shown(&looked_at), [("mine".to_owned(), 1, false, false)]);
     assert_eq!(other.refresh().await.expect("it can be read").revision, revision);
@@ -92,7 +92,7 @@ async fn instances_keep_the_version_that_they_began_on() {
     let first = one.apply(&acme, "m", MINE, None).await.expect("good").remove(0).saga.hash;
     let newer = MINE.replace("version: 1", "version: 2").replace("Done", "Ended");
     one.apply(&acme, "m", &newer, None).await.expect("good");
-    // A replica that never saw the first version hears what its instances wait for.
+    // A replica that never saw the first version still receives the events that its instances wait for.
     let other = replicas.another().await;
     let versions = other.versions(&acme, &name("mine"));
     let known: Vec<_> = versions.iter().map(|saga| (saga.version, saga.listens_to("Done"))).collect();
@@ -101,7 +101,7 @@ async fn instances_keep_the_version_that_they_began_on() {
     assert!(other.text(first).await.expect("it is kept").contains("Begun"));
     let named = other.in_force().definitions_named(&acme, &name("mine"));
     assert_eq!(shown(&named), [("mine".to_owned(), 2, true, true), ("mine".to_owned(), 1, false, true)]);
-    // What is retired starts nothing, and goes on.
+    // A retired saga starts no instances, and its running ones continue.
     let retired = other.retire(&acme, &name("mine"), 2, None).await.expect("it is in force");
     assert_eq!(shown(&[retired]), [("mine".to_owned(), 2, false, true)]);
     let now = one.refresh().await.expect("it can be read");
@@ -151,7 +151,7 @@ async fn nothing_is_in_force_of_what_is_refused() {
     assert_eq!(refused, ApplyError::NotFound(name("mine")));
     let refused = one.retire(&acme, &name("mine"), 7, None).await.expect_err("another version");
     assert_eq!(refused.to_string(), "version 1 of the saga `mine` is in force, not version 7");
-    // A name stays with whoever had it first.
+    // A name stays with its first owner.
     operators(&one, &MINE.replace("version: 1", "version: 9"))
         .await
         .expect("another tenant has none of that name");

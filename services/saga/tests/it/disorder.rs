@@ -128,7 +128,7 @@ async fn versions_rise_without_holes_through_everything_that_a_broker_does() {
                 next(&world, counter, n).await;
             }
         }
-        // Whatever was lost last comes with the connection that is made now.
+        // The last lost messages come over the next connection.
         simulated.drop_connection();
         assert_counted(&world).await;
         println!("seed {seed}: {} cursors", world.cursors());

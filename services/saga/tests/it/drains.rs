@@ -128,14 +128,14 @@ async fn owners(store: &Arc<dyn KvStore>, lanes: &[WorkflowLane]) -> BTreeMap<Wo
     owners
 }
 
-/// Names of those who have these lanes; an empty one where nobody has one.
+/// Names of the owners of these lanes; an empty name for a lane without an owner.
 async fn names(store: &Arc<dyn KvStore>, lanes: &[WorkflowLane]) -> BTreeSet<String> {
     let owners = owners(store, lanes).await;
     lanes.iter().map(|lane| owners.get(lane).map_or(String::new(), |owner| owner.replica.clone())).collect()
 }
 
-/// Follows lanes from one replica to another; gives for each how long nobody had it, and the longest time that an answer of the store
-/// took meanwhile: where others want all of the machine, seconds.
+/// Follows lanes from one replica to another; returns how long each had no owner, and the longest time that the store took for an
+/// answer meanwhile: seconds, on a busy machine.
 async fn handed_over(
     store: Arc<dyn KvStore>,
     lanes: Vec<WorkflowLane>,

@@ -39,7 +39,7 @@ flow: { actor: 1, signing_key: "secret:actor-1" }
 effects: { payment-reserve: { flow_file: reserve.yaml, timeouts: { heartbeat: 2m } } }
 "#;
 
-/// An upstream that answers as it is told, and has a witness.
+/// An upstream whose answers the test sets, with a record of its calls.
 #[derive(Clone)]
 pub(crate) struct Upstream {
     answers: Arc<Mutex<VecDeque<ProviderAnswer>>>,
@@ -174,7 +174,7 @@ async fn a_call_is_made_once_for_a_command_that_comes_often() {
             ((CommandOutcome::Succeeded, false), Some(&Json::Int(7)))
         );
         assert_eq!(result.reply_to.correlation.as_str(), "c-1");
-        // The same command with another payload is nobody's.
+        // The same command with another payload belongs to no call.
         world.command(&command(1, Json::Int(2)), "other").await;
         world.command(&command(2, Json::Int(3)), "next").await;
         assert_eq!(world.result().await.command_id, model::CommandId::from_bits(2));
@@ -364,7 +364,7 @@ async fn a_call_that_is_being_made_hears_what_is_asked_of_it() {
     assert_eq!(refused(ask(&world, "r-2", 1, EffectCallRequest::NotDone).await), "EFFECT_NOT_UNKNOWN");
     assert_eq!(ask(&world, "r-3", 1, EffectCallRequest::Cancel).await, LaneRequestOutcome::Done);
     assert!(world.call(1).await.is_unwanted);
-    // Whatever is asked again after its owner died was done before.
+    // Requests that are repeated after their owner died were carried out before.
     world.crash().await;
     *upstream.hanging.lock().expect("no panic") = false;
     world.own_effect(Arc::new(upstream.clone()));
@@ -472,7 +472,7 @@ async fn what_waits_elsewhere_is_taken_over_by_the_next_owner_and_stopped_again_
     until(&["adopt flow 9"]).await;
     world.command(&EffectCommand { cancel: true, ..command(1, Json::Null) }, "b").await;
     until(&["adopt flow 9", "stop flow 9"]).await;
-    // Whether the stop was heard is not known.
+    // It is unknown whether the stop arrived.
     world.crash().await;
     world.own_effect(Arc::new(upstream.clone()));
     until(&["adopt flow 9", "stop flow 9", "adopt flow 9", "stop flow 9"]).await;
@@ -517,7 +517,7 @@ async fn a_flow_that_shows_no_life_is_stopped_and_one_that_does_is_waited_for() 
     assert!(world.calls.notify(id(2), CallMessage::Answer(ProviderAnswer::Cancelled)));
     assert_eq!(world.result().await.command_id, id(2));
     assert_eq!((world.call(1).await.state, world.call(1).await.is_unwanted), (EffectState::Waiting, false));
-    // Nobody listened for an hour: signs of life are waited for anew.
+    // There was no owner for an hour: the wait for heartbeats starts again.
     world.crash().await;
     world.forward(Duration::from_secs(3600));
     world.own_effect(Arc::new(upstream.clone()));

@@ -1,4 +1,4 @@
-//! Facts about instances, told to those who follow them.
+//! Facts about instances, and subscriptions to them.
 
 use std::sync::Arc;
 

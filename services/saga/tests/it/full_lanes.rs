@@ -126,7 +126,7 @@ async fn no_more_is_read_than_may_be_in_flight() {
     };
     let cursor = world.outside.cursor(saga::lane::AGGREGATE_EVENTS, &source.consumer(&lane)).await;
     let cursor = cursor.expect("it answers").expect("a cursor");
-    // What is in flight, what one pull may bring, and what is on its way between.
+    // Messages in flight, those of one pull, and those on their way in between.
     assert!(cursor.pending >= 100 - 16 - 4 - 2, "{cursor:?}");
     held.release();
     for number in 0..100 {

@@ -18,7 +18,7 @@ use crate::world::{Keeps, TENANT, World};
 
 const MINUTE: u64 = 60_000;
 const STREAM: &str = "AGGREGATE_EVENTS";
-/// Waits half an hour after it came to its step, or after another moment; steps aside as often as it is told to.
+/// Saga that waits half an hour from the start of its step, or from another moment, and leaves the step on each event `Held`.
 const MANIFEST: &str = r#"
 kind: Saga
 name: order

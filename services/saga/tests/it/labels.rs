@@ -7,7 +7,7 @@ use testkit::{PATIENCE, wait_until};
 use crate::served::{ACME, ADMIN, EXECUTOR, ORDER, Served};
 use crate::streams::publish_event;
 
-/// The metrics as they are told, those that have this in them.
+/// Lines of the exported metrics that contain this text.
 fn told(served: &Served, part: &str) -> Vec<String> {
     let text = prometheus::TextEncoder::new().encode_to_string(&served.registry.gather()).expect("text");
     text.lines().filter(|line| line.contains(part) && !line.starts_with('#')).map(str::to_owned).collect()
@@ -31,7 +31,7 @@ async fn sagas_of_tenants_have_one_label_and_those_that_are_left_out_another() {
     until_told(&served, &transitions("order")).await;
     until_told(&served, r#"mycora_saga_source_pending{saga="order",source="aggregate.Order"} "#).await;
 
-    // Neither its name nor that of its aggregate is anybody else's business.
+    // Neither its name nor that of its aggregate may be visible to others.
     let text = ORDER
         .replace("name: order", "name: mine")
         .replace("shards: 2\n", "")

@@ -131,7 +131,7 @@ async fn an_operator_is_answered_once(world: World) {
     assert_eq!(answer.outcome, VerbOutcome::Applied);
     assert_eq!(answer.instance.map(|instance| instance.status), Some(SagaStatus::Compensating));
     world.wait_for("c-1", "compensated").await;
-    // The same request has the same answer, whatever happened since.
+    // A repeated request gets the same answer, whatever happened since.
     let again = world.ask("r-1", "c-1", cancel()).await;
     assert_eq!(again.instance.map(|instance| instance.status), Some(SagaStatus::Compensating));
     let late = world.ask("r-2", "c-1", cancel()).await;
@@ -205,7 +205,7 @@ async fn a_payment_that_was_stored_in_time_wins_over_the_timer_after_a_downtime(
     world.own();
     world.wait_for("c-1", "completed").await;
     assert_eq!(world.metrics.timers_fired.get(), 0);
-    // While the payment was still to come the timer waited for it, or it had come before anybody looked.
+    // While the payment was missing, the timer waited for it, or it had come before the timer was checked.
     world.until_measured("mycora_saga_timers_waiting_for_source 0").await;
 }
 

@@ -282,7 +282,7 @@ async fn names_that_look_alike_show_nothing_of_one_another() {
             }
         }
         until_all_wait(&served, 2 * correlations.len()).await;
-        // One that is too long is nobody's, and one that is wrong is its own tenant's.
+        // A correlation that is too long makes a letter without one; a bad event makes a letter of its own tenant.
         for (tenant, _) in BOTH {
             event(&served, tenant, "Placed", "long", &"é".repeat(150)).await;
             event(&served, tenant, "Wrong", "wrong", "a:b").await;

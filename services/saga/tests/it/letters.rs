@@ -12,7 +12,7 @@ use workflow::step::HELD_BYTES_MAX;
 
 use crate::world::World;
 
-/// A saga whose state tells the order of its events.
+/// A saga whose state records the order of its events.
 const TALLY: &str = r#"
 kind: Saga
 name: tally
@@ -222,7 +222,7 @@ async fn a_letter_is_left_out_or_removed(world: World, _: usize) {
     add(&world, "gone", "5", r#"{"c":"e"}"#).await;
     until_log(&world, "gone", "ae").await;
     assert_eq!((world.count(StoreTable::Dead).await, world.count(StoreTable::Parked).await), (0, 0));
-    // What is gone counts as removed.
+    // A missing letter counts as removed.
     assert_eq!(said(&world.say("r-3", "gone", purge("gone", 0)).await), ("removed", None, 0, 0));
 }
 
@@ -237,7 +237,7 @@ async fn a_second_letter_behind_the_first_stands_in_front_then() {
     until_log(&world, "bad", "abcd").await;
     until_held(&world, "bad", 1).await;
     assert_eq!(world.record("bad").await.expect("a record").parked_by, Some(1));
-    // Letters of which there is none, and of nobody.
+    // Letters that do not exist, and letters without a correlation.
     assert_eq!(said(&world.say("r-2", "bad", redrive("bad", 0, None)).await).0, "LETTER_NOT_FOUND");
     assert_eq!(said(&world.say("r-3", "bad", skip("bad", 1)).await), ("removed", None, 1, 0));
     until_log(&world, "bad", "abcdf").await;
@@ -255,7 +255,7 @@ async fn a_message_that_is_no_input_waits_for_its_turn_and_is_a_letter_then() {
     world.say("r-1", "bad", skip("bad", 0)).await;
     until_log(&world, "bad", "acd").await;
     until_held(&world, "bad", 1).await;
-    // As long as its version is not known it stays, and what is behind it.
+    // While its version is unknown, the letter stays, and so do the inputs behind it.
     let stays = world.say("r-2", "bad", redrive("bad", 1, None)).await;
     assert_eq!(said(&stays), ("dead", Some(1), 1, 0));
     let known = manifest(2, "event.metadata.correlation_id").replace("1..2", "1..9");
@@ -283,7 +283,7 @@ async fn there_are_only_so_many_letters_and_what_would_be_one_more_waits() {
         world.wait_for("d", "wait").await;
         until_log(&world, "d", "y").await;
         assert_eq!((log(&world, "c").await, world.count(StoreTable::Dead).await), (String::new(), 2));
-        // Whoever takes the lane counts what is there, and is given again what waits.
+        // The next owner of the lane counts the letters, and waiting inputs are delivered again.
         world.crash().await;
         world.own();
         world.until_measured("mycora_saga_lanes_full_of_letters 1").await;
@@ -318,7 +318,7 @@ async fn letters_of_nobody_find_their_instance_or_go() {
     assert_eq!(again.outcome, LaneRequestOutcome::PassedOn("c".parse().expect("a correlation")));
     assert_eq!(said(&world.say("r-4", "-", purge("-", 1)).await), ("removed", None, 0, 0));
     assert_eq!(world.count(StoreTable::Dead).await, 0);
-    // An event for which there was no instance parks nobody, and is applied once there is one.
+    // An event without an instance parks no correlation, and is applied once there is an instance.
     world.event("Order", "d-1", "Lonely", "d", "{}").await;
     let is = || async { (world.count(StoreTable::Dead).await == 1).then_some(()) };
     testkit::wait_until(is, testkit::PATIENCE, "a letter").await;
@@ -350,7 +350,7 @@ async fn whoever_takes_over_applies_what_is_left_behind_a_letter() {
         let correlation = format!("bad-{turn}");
         poisoned(&world, &correlation).await;
         world.say(&format!("r-{turn}"), &correlation, redrive(&correlation, 0, Some(r#"{"c":"b"}"#))).await;
-        // The letter is applied, and perhaps something of what is behind it.
+        // The letter is applied, and perhaps some of the inputs behind it.
         world.crash().await;
         world.own();
         until_log(&world, &correlation, "abcd").await;

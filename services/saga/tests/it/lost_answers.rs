@@ -87,7 +87,7 @@ impl KvStore for LosesAnswers {
     }
 }
 
-/// Asks for a start, and gives what is said to that.
+/// Asks for a start, and returns the outcome.
 async fn start(world: &World, request: &str, correlation: &str) -> VerbOutcome {
     let data = Json::object([("id", Json::text(correlation))]);
     world.ask(request, correlation, Verb::Start { data }).await.outcome

@@ -1,4 +1,4 @@
-//! A server with the permissions that the service prints: a saga runs over it, and nobody reaches what is another's.
+//! A server with the permissions that the service prints: a saga runs over it, and no user reaches messages of another.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
@@ -140,7 +140,7 @@ async fn a_saga_runs_with_what_is_printed_and_nobody_reaches_what_is_anothers() 
     let verb = workflow::input::Verb::Start { data: Json::object([]) };
     assert_eq!(world.ask("r-1", "o-2", verb).await.outcome, saga::sagas::VerbOutcome::Applied);
 
-    // Nobody publishes for another tenant, or what only the service says; nobody reads.
+    // A publisher can neither publish for another tenant, nor publish messages of the service, nor read.
     for subject in [
         "tenant.other.aggregate.Order.o-1",
         "tenant.acme.effect.reserve.c-1",

@@ -23,7 +23,7 @@ use crate::streams::publish_event;
 /// How long a test of slow watchers may take: watchers have ten seconds to read.
 const LONG: Duration = Duration::from_secs(120);
 
-/// Each number is a step, of which watchers are told.
+/// Each number is a step, which watchers see.
 const COUNTER: &str = r#"
 kind: Saga
 name: order
@@ -102,7 +102,7 @@ async fn a_tenant_has_sagas_of_its_own_which_no_other_sees() {
     assert_eq!(refused(other), (Code::AlreadyExists, "REQUEST_ID_REUSED".to_owned()));
     ask!(admin, apply_saga, ApplySagaRequest, file: file(&newer)).expect("applied");
 
-    // In pages, and by what is asked for.
+    // In pages, and by filter.
     let mut pages = (Vec::new(), String::new());
     loop {
         let page = ask!(reader, list_saga_definitions, ListSagaDefinitionsRequest, page_size: 1u32, page_token: pages.1);
@@ -130,7 +130,7 @@ async fn a_tenant_has_sagas_of_its_own_which_no_other_sees() {
         ask!(reader, validate_saga, ValidateSagaRequest, file: file(&found.manifest)).expect("answered");
     assert_eq!(same.definitions[0].definition_hash, found.definition.expect("given").definition_hash);
 
-    // It is nobody else's.
+    // No other tenant has it.
     let theirs = v1::GetSagaDefinitionRequest {
         tenant_id: OTHER.to_owned(),
         saga: "mine".to_owned(),
@@ -284,7 +284,7 @@ async fn the_operators_files_are_read_again_over_the_served_api() {
     let done = operator.reload(reload(false, "r-1")).await.expect("done").into_inner();
     assert_eq!(done.changes, std::slice::from_ref(&change));
     assert_eq!(in_force(&mut reader).await, 2);
-    // What comes again is answered as it was, whatever the files say by now.
+    // A repeated request gets its first answer, whatever the files say by now.
     served.write(&newer.replace("goto: wait }", "goto: wat }"));
     let again = operator.reload(reload(false, "r-1")).await.expect("the same").into_inner();
     assert_eq!(again.changes, [change]);
@@ -316,7 +316,7 @@ async fn watch(served: &Served, actor: u32, resume_position: &str) -> Streaming<
     served.actor(actor).watch_sagas(changes_from(resume_position)).await.expect("a watch").into_inner()
 }
 
-/// Watches as [`watch`] does, over a connection that takes little of what is not read.
+/// Watches as [`watch`] does, over a connection that buffers little.
 async fn watch_narrowly(served: &Served, actor: u32) -> Streaming<v1::WatchSagasResponse> {
     const WINDOW: u32 = 65_535;
     let (actor, options) = (Identity::Actor(ActorId(actor)), IssueOptions::from(SystemTime::now()));
@@ -354,7 +354,7 @@ async fn a_watcher_that_does_not_read_is_cut_off_and_goes_on_where_it_was_while_
             }
         }
     });
-    // One reads, and is told of every change up to the last one.
+    // One watcher reads, and gets every change up to the last one.
     let revisions = |seen: &std::collections::BTreeMap<String, u64>| seen.values().sum::<u64>();
     let mut seen = std::collections::BTreeMap::new();
     let all = LAST + names.len() as u64;
@@ -412,7 +412,7 @@ async fn a_watch_ends_when_its_role_is_taken_away() {
             Err(status) => break status,
         }
     };
-    // In the words in which whoever never had a role is told of it.
+    // With the same message as for a caller that never had a role.
     assert_eq!((status.code(), status.message()), (Code::NotFound, "tenant acme was not found"));
     let request = v1::WatchSagasRequest { tenant_id: ACME.to_owned(), ..Default::default() };
     let refusal =

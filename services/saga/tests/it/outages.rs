@@ -187,7 +187,7 @@ async fn a_broker_that_is_away_is_named_and_gone_on_with() {
         scene.orders().await;
         let (before, _) = memory_kib(scene.process.process.pid());
         scene.stage.pay().await;
-        // Calls are made, and nobody can be told.
+        // Calls are made, and their outcomes can be neither stored nor sent.
         scene.stage.upstream.hold("/ship");
         let is_called = async || (scene.stage.upstream.count("/ship") > 0).then_some(());
         wait_until(is_called, PATIENCE, "calls are under way").await;

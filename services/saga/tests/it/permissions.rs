@@ -134,7 +134,7 @@ async fn call(mut client: Client, name: &str) -> Result<(), Status> {
     })
 }
 
-/// Returns the reason of a refusal: `OK` where the request was looked at, whatever came of it.
+/// Returns the reason of a refusal: `OK` where the caller was allowed, whatever the outcome.
 async fn told(client: Client, name: &str) -> String {
     let Err(status) = call(client, name).await else { return OK.to_owned() };
     let ErrorView { code, reason, message, .. } = ErrorView::from(&status);

@@ -43,8 +43,8 @@ steps:
     on_done: { end: completed }
 "#;
 
-/// Events that are read well and cannot be applied, or not be given to anybody yet: the type, the version of their schema, their data;
-/// and the kind of the letter that they become, with a part of its reason.
+/// Events that parse but cannot be applied, or have no instance yet: the type, the version of the schema, the data; and the code of the
+/// dead letter that they become, with a part of its reason.
 fn of_their_correlation() -> Vec<(&'static str, u32, String, &'static str, &'static str)> {
     let long = |length: usize| format!("{{\"c\":\"{}\"}}", "x".repeat(length));
     vec![
@@ -64,7 +64,7 @@ fn nested(depth: usize) -> String {
     format!("{}1{}", "{\"a\":".repeat(depth), "}".repeat(depth))
 }
 
-/// Messages of which nobody can tell whose they are, though they name somebody: the body, and the kind of the letter.
+/// Messages whose correlation cannot be determined, though they name one: the body, and the code of the dead letter.
 fn of_nobody(correlation: &str) -> Vec<(Vec<u8>, &'static str)> {
     let body = |head: &str, data: &str| {
         format!("{{{head}\"metadata\":{{\"correlation_id\":\"{correlation}\"}},\"data\":{data}}}")
@@ -177,7 +177,7 @@ async fn every_kind_of_poison_is_a_letter_with_its_reason(world: World, _: usize
     assert_eq!((world.count(StoreTable::Dead).await, world.count(StoreTable::Parked).await), (0, 0));
     assert!(world.witness.calls().is_empty(), "no work of a refused input was ordered");
 
-    // What is within its limits is none: digits as they were written, and as deep as may be.
+    // Data within the limits makes no dead letter: digits as they were written, and the largest depth.
     event(&world, "f-1", "Opened", 1, "fine", "{}").await;
     event(&world, "f-2", "Priced", 1, "fine", r#"{"n":12.50}"#).await;
     event(&world, "f-3", "Added", 1, "fine", &format!("{{\"c\":\"y\",\"a\":{}}}", nested(DEPTH_MAX - 2)))
@@ -185,7 +185,7 @@ async fn every_kind_of_poison_is_a_letter_with_its_reason(world: World, _: usize
     until_log(&world, "fine", "y").await;
     assert_eq!(field(&world, "fine", "price").await, Some(Json::text("12.50")));
 
-    // Messages of nobody park nobody, not even whom they name.
+    // Messages without a correlation park none, not even the one that they name.
     let bodies = of_nobody("fine");
     for (at, (body, _)) in bodies.iter().enumerate() {
         bytes(&world, &format!("n-{at}"), body).await;

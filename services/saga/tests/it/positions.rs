@@ -90,8 +90,8 @@ async fn a_quiet_source_misses_nothing_of_a_stream_that_forgets_what_others_brou
     world.own();
     events(&world, "Order", "OrderPlaced", 0..1).await;
     until_position(&world, 1).await;
-    // The only order is forgotten, which was read, and what is there is of others. No more of them come at a time than the
-    // stream keeps: what is forgotten before a busy lane has read it would be missed for good.
+    // The stream forgets the only order, which was read, and has messages of others. They come in portions that the stream can keep:
+    // messages that it forgets before a busy lane has read them would be lost permanently.
     for first in (0..20).step_by(KEPT as usize) {
         events(&world, "Payment", "Paid", first..first + KEPT).await;
         world.until_revision("a", 1 + first + KEPT).await;
@@ -106,7 +106,7 @@ async fn a_quiet_source_misses_nothing_of_a_stream_that_forgets_what_others_brou
     events(&world, "Payment", "Paid", 22..23).await;
     world.until_revision("a", 24).await;
     assert_eq!(world.metrics.events_expired.get(), 0);
-    // Orders that come while nobody reads them, and are forgotten, are missed.
+    // Orders that come while no lane reads them, and that the stream forgets, are missed.
     world.crash().await;
     events(&world, "Order", "OrderSeen", 0..10).await;
     events(&world, "Payment", "Paid", 23..30).await;

@@ -230,7 +230,7 @@ fn read(mut stream: TcpStream) -> Option<(TcpStream, Request)> {
 }
 
 fn answer(mut stream: TcpStream, status: &str, answer: &str) {
-    // Whoever called may be gone.
+    // The caller may be gone.
     let _ = write!(
         stream,
         "HTTP/1.1 {status}\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{answer}",
@@ -351,7 +351,7 @@ impl ReplicaProcess {
         Self { name: name.to_owned(), process, ops }
     }
 
-    /// Asks the ops port; gives the status and the body. Nothing where nobody answers.
+    /// Asks the ops port; returns the status and the body, or `None` without an answer.
     pub(crate) fn ask(&self, path: &str) -> Option<(u16, String)> {
         self.ask_with(path, "")
     }

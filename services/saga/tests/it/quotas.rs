@@ -71,7 +71,7 @@ async fn starts_wait_and_what_runs_goes_on() {
     world.event("Payment", "m-b", "Moved", "b", "{}").await;
     world.wait_for("b", "moved").await;
     assert!(world.record("c").await.is_none() && world.record("d").await.is_none());
-    // Whoever takes the lane next counts what is there, and is given again what waits.
+    // The next owner of the lane counts the instances, and waiting inputs are delivered again.
     world.crash().await;
     world.own();
     world.event("Order", "m-a", "Moved", "a", "{}").await;

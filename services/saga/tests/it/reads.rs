@@ -94,7 +94,7 @@ impl CallProvider for Bank {
     async fn stop(&self, _: &ProviderCall, _: &str) {}
 }
 
-/// Owns the lane of the effect until it is told to stop.
+/// Owns the lane of the effect until the token is cancelled.
 pub(crate) fn own_effect(served: &Served) -> CancellationToken {
     let stop = CancellationToken::new();
     let lane = EffectLane {
@@ -243,7 +243,7 @@ async fn instances_are_listed_in_pages_and_found_by_what_they_are() {
         assert_eq!(refused(answer).0, Code::InvalidArgument);
     }
 
-    // What is foreign is not there, in the same words.
+    // A foreign tenant gives the same message as an unknown one.
     let told = |answer: Result<_, Status>| answer.map(drop).expect_err("refused").message().to_owned();
     let unknown = v1::ListSagasRequest { tenant_id: "nobody".to_owned(), ..first.clone() };
     let unknown = told(served.actor(READER).list_sagas(unknown).await).replace("nobody", ACME);
@@ -339,7 +339,7 @@ async fn timelines_timers_and_letters_are_read() {
     let none = served.actor(READER).get_saga_dead_letter(named(ACME, "s:order:0:x")).await;
     assert_eq!(refused(none).0, Code::NotFound);
 
-    // What keeps it is told first.
+    // The cause comes first.
     let told = explain(&served, "o-3").await;
     assert_eq!(told.cause(), Kind::DeadLetter, "{told:?}");
     assert!(told.summary.contains("a dead letter stands in front of 1 inputs (KIND: "), "{}", told.summary);
@@ -413,7 +413,7 @@ async fn calls_are_listed_and_read_without_what_is_redacted() {
 
     let told = explain(&served, "doubt").await;
     assert_eq!(told.cause(), Kind::Effect, "{told:?}");
-    assert!(told.summary.contains("ResolveEffect says it"), "{}", told.summary);
+    assert!(told.summary.contains("settle it with ResolveEffect"), "{}", told.summary);
     stop.cancel();
 }
 
@@ -487,7 +487,7 @@ async fn a_watch_tells_what_is_there_then_each_change_and_is_resumed_without_a_g
     assert!(next_saga(&mut of_one).await.0.paused);
     drop(all);
 
-    // What happens while nobody watches is told to whoever resumes.
+    // Changes while there is no watcher are sent to one that resumes.
     served.actor(ADMIN).resume_saga(about!(ResumeSagaRequest, "o-2")).await.expect("resumed");
     park(&served, "o-3").await;
     assert!(!next_saga(&mut of_one).await.0.paused);

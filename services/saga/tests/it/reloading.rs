@@ -124,7 +124,7 @@ impl Scene {
     }
 }
 
-/// Returns true if a text names what is wrong with the broken files: each with file, line and column.
+/// Returns true if a text names the faults of the broken files, each with file, line and column.
 fn is_told(text: &str) -> bool {
     ["order.yaml:12:", "other.yaml:1:7: "].iter().all(|place| text.contains(place))
 }
@@ -134,17 +134,17 @@ async fn reloads_under_load_are_whole_and_instances_keep_what_they_began_on() {
     let mut scene = Scene::begin().await;
     let load = Load::begin(&scene.stage, TENANT, &["OrderPlaced", "Paid"], "/tell");
     let one = scene.place("one").await;
-    // A good one: whatever runs goes on as it began, whatever starts is of the new version.
+    // A good one: running instances keep their version, new ones start on the new version.
     scene.write("order.yaml", &saga(2));
     scene.a.process.hang_up();
     scene.a.process.wait_for_line(TAKEN, PATIENCE);
     scene.until_in_force(Some(2)).await;
     let two = scene.place("two").await;
-    // A broken one, by signal and by route: everything that is wrong is told, and nothing is changed.
+    // A broken one, by signal and by route: all faults are reported, and nothing is changed.
     scene.write("order.yaml", &saga(3).replace("goto: tell", "goto: tells"));
     scene.write("other.yaml", "kind: Sagga\n");
     scene.a.process.hang_up();
-    scene.a.process.wait_for_line("they are not taken, what was in force is: ", PATIENCE);
+    scene.a.process.wait_for_line("reload refused, the former files stay in force: ", PATIENCE);
     let told = async || is_told(&scene.a.process.output()).then_some(());
     wait_until(told, PATIENCE, "all problems are told").await;
     let (status, body) = scene.reload();

@@ -340,7 +340,7 @@ async fn a_saga_that_is_left_out_starts_no_more_and_its_instances_go_on() {
     until(&mut projection, "third", "completed").await;
     let called = site.upstream.by_key();
     assert!(called.values().all(|(_, body, _)| !body.contains("second")), "{called:?}");
-    // Nobody needs the old version any more, nor, once both are left out, the provider.
+    // The old version is not needed any more, nor, once both sagas are retired, the provider.
     stop.cancel();
     running.await.expect("it ends");
     site.remove("manifests/order.yaml");

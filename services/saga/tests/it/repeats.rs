@@ -103,8 +103,8 @@ async fn shorten_window(world: &World) {
         return;
     }
     let nats = world.ground.nats.as_ref().expect("a real server");
-    // A server looks which messages it still knows before it has taken over the window that it was just told; once that one is
-    // over it looks again, which after the first window may be in two minutes. It is told twice, so that it looks with a short one.
+    // A server purges its known messages before it applies the window that was just set, and again only when the former window is
+    // over, which at first may take two minutes. So the window is set twice: the second purge happens with a short one.
     for window in [window, window + Duration::from_millis(1)] {
         let wanted = format!(
             r#"{{"name":"{AGGREGATE_EVENTS}","subjects":["tenant.*.aggregate.*.*"],"storage":"file","retention":"limits","discard":"new","max_age":86400000000000,"duplicate_window":{},"max_consumers":100000,"num_replicas":1}}"#,
@@ -150,7 +150,7 @@ async fn events_twice_and_in_every_order_come_to_the_same_end(mut world: World) 
     world.apply(MANIFEST).await;
     world.serve(|_| Some((CommandOutcome::Succeeded, Json::object([])))).await;
     world.own();
-    // Whatever comes in every order, and one parcel that nothing happens to.
+    // A parcel for every order of the events, and one that gets each event once, in order.
     let mut all: Vec<(String, Vec<&str>)> = vec![("calm".to_owned(), EVENTS.to_vec())];
     for kind in EVENTS {
         publish(&world, "calm", kind, &format!("calm-{kind}")).await;

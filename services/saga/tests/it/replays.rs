@@ -110,7 +110,7 @@ async fn event(served: &Served, correlation: &str, kind: &str) {
     publish_event(&*served.broker, "Order", &id, kind, correlation, &data).await;
 }
 
-/// Pauses the tenant, and waits until nobody owns its lanes.
+/// Pauses the tenant, and waits until its lanes have no owner.
 async fn pause(served: &Served) {
     let request = v1::PauseTenantRequest { tenant_id: ACME.to_owned(), ..Default::default() };
     served.actor(ADMIN).pause_tenant(request).await.expect("paused");
@@ -127,7 +127,7 @@ async fn resume(served: &Served) {
     served.actor(ADMIN).resume_tenant(request).await.expect("resumed");
 }
 
-/// Changes rows of a lane that nobody owns, as no owner does.
+/// Changes rows of a lane without an owner, in a way that no owner does.
 async fn tamper(served: &Served, shard: u8, ops: Vec<RowOperation>) {
     let lane = LaneKey::new(&lane(shard));
     let epoch = served.store.acquire_lane(&lane).await.expect("taken");
@@ -398,7 +398,7 @@ async fn letters_and_calls_are_decided_over_the_wire() {
     owned.cancel();
 }
 
-/// An instance whose call nobody knows the end of.
+/// Makes an instance whose call has an unknown outcome.
 async fn held_at_pay(served: &Served) {
     place(served, "doubt").await;
     event(served, "doubt", "Go").await;

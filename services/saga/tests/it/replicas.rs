@@ -1,4 +1,4 @@
-//! Several processes over one Redis: each lane has one owner, whoever comes, goes, dies or sleeps.
+//! Several processes over one Redis: each lane has one owner, whichever replicas come, go, die or sleep.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -54,7 +54,7 @@ effects:
 pub(crate) const WAIT: (&str, &str) =
     ("  ship: { effect", "  wait: { on: { Paid: { goto: ship } } }\n  ship: { effect");
 
-/// Servers and files that replicas use, and what is seen of the replicas from outside.
+/// Servers and files that replicas use, and what the replicas show to the outside.
 pub(crate) struct Stage {
     pub(crate) nats: NatsServer,
     pub(crate) redis: RedisServer,
@@ -116,7 +116,7 @@ impl Stage {
         }
     }
 
-    /// When the first transition of an order of this shard was told that came after a moment; both in milliseconds since 1970.
+    /// When the first transition of an order of this shard after a moment was published; both in milliseconds since 1970.
     fn first_of(&self, shard: u8, after: u64) -> Option<u64> {
         let is_it = |fact: &FactMessage| {
             fact.timestamp > after && workflow::lane::shard(&tenant(), &fact.correlation, 8) == shard
@@ -170,7 +170,7 @@ impl Stage {
         }
     }
 
-    /// Tells that all orders were paid.
+    /// Publishes that all orders were paid.
     pub(crate) async fn pay(&self) {
         for order in &self.orders {
             publish_event(&*self.broker, "Order", &format!("q-{order}"), "Paid", order, "{}").await;
@@ -191,8 +191,8 @@ impl Stage {
         self.until_ended(self.orders.len()).await;
         let mut seen = BTreeMap::new();
         for (_, fact) in &self.facts {
-            // Nothing here is held back, which would be told at the revision that is there. What was sent while its store could
-            // note nothing may be told once more, when the broker has forgotten it.
+            // No input here is held, which would give a fact at an existing revision. A fact that was sent while the store could note
+            // nothing may be sent once more, after the broker has forgotten it.
             let transition = (fact.tenant_id.clone(), fact.correlation.to_string(), fact.run, fact.revision);
             let told = (fact.kind.clone(), fact.step.to_string(), fact.timestamp);
             let first = seen.entry(transition).or_insert_with(|| told.clone());
@@ -218,8 +218,8 @@ impl Stage {
         self.at("wait") + self.at("completed")
     }
 
-    /// Waits for the end of all orders, and checks that each was worked on as one that nothing happened to. What became of it may be
-    /// told twice, and the same each time.
+    /// Waits for the end of all orders, and checks that each was worked on as without any disturbance. A fact about it may come twice, with
+    /// the same content each time.
     pub(crate) async fn until_all_ended_alike(&mut self) {
         let (mut quiet, mut seen) = (Instant::now(), self.facts.len());
         let begin = Instant::now();
@@ -355,7 +355,7 @@ async fn the_lanes_of_a_replica_that_is_killed_go_on_elsewhere() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_replica_that_slept_longer_than_its_lease_commits_nothing_of_what_it_had() {
-    // What is cached is committed without being read before.
+    // Cached records are committed without another read.
     let mut stage =
         Stage::with(&MANIFEST.replace("{ goto: ship }", "{ goto: wait }").replace(WAIT.0, WAIT.1)).await;
     let target = ProxyTarget::Tcp(([127, 0, 0, 1], stage.redis.port()).into());
@@ -532,7 +532,7 @@ async fn replicas_join_and_leave_and_lanes_are_moved() {
     assert_ne!(owner(&store, &lane).await.map(|owner| owner.replica).as_deref(), Some("c"));
     stage.orders("after", 30).await;
     stage.until_all_ended_once().await;
-    // Nobody was surprised by another owner.
+    // No replica was fenced by another owner.
     for replica in [&a, &b] {
         assert_eq!(replica.metric("fenced_commits_total"), Some(0.0), "{}", replica.process.output());
     }

@@ -81,7 +81,7 @@ async fn an_occurrence_starts_one_instance_at_its_time() {
     let record = world.record(&correlation(first)).await.expect("it has started");
     let state = record.instance().expect("it waits").state.to_string();
     assert_eq!(state, format!("{{\"at\":{first}}}"));
-    // Whoever comes next knows of it, whatever became of the one before.
+    // The next owner knows of the occurrence, whatever happened to the former owner.
     world.crash().await;
     world.own();
     set(&world, first + HOUR + 1);

@@ -81,7 +81,7 @@ async fn die_between(rows: Rows, point: &str, case: Case) {
     let [doubted] = doubted.as_slice() else { panic!("{policy}: one call: {doubted:?}") };
     let key = doubted.command.to_string();
     if point != INTENT {
-        // The call is with the upstream, although nobody is left who could hear its answer.
+        // The upstream has the call, although no process is left to receive its answer.
         let called = || std::future::ready(upstream.calls().into_iter().next());
         let called = wait_until(called, PATIENCE, format!("{policy}: the call")).await;
         assert_eq!((called.path.as_str(), called.body.as_str()), ("/pay", r#"{"order":"o-1"}"#));
@@ -156,7 +156,7 @@ async fn a_call_whose_answer_died_with_its_process_goes_by_its_policy() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_call_that_was_only_intended_when_its_process_died_goes_by_its_policy() {
-    // It cannot be told from one that was made: one call less is what differs.
+    // It cannot be distinguished from a call that was made: only the number of calls differs by one.
     let cases = || {
         let of_sent = of_sent_calls().into_iter().filter(|case| case.policy != QUERY || case.is_forgotten);
         of_sent.map(|case| Case { calls: (case.calls.0 - 1, case.calls.1), ..case }).collect()

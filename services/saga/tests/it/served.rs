@@ -51,7 +51,7 @@ pub(crate) const ACME: &str = "acme";
 /// Tenant of the second one.
 pub(crate) const OTHER: &str = "other";
 
-/// Stands for whoever keeps aggregates: refuses commands of the type `Fail` until it is told not to, and counts the others.
+/// Fake gateway of aggregates: refuses commands of the type `Fail` until told otherwise, and counts the others.
 #[derive(Clone, Default)]
 pub(crate) struct Aggregates(Arc<Mutex<State>>);
 
@@ -495,7 +495,7 @@ impl Served {
         all
     }
 
-    /// Owns the lanes of the first tenant, as another process would, until it is told to stop.
+    /// Owns the lanes of the first tenant, as another process would, until the token is cancelled.
     pub(crate) fn own_lanes(&self) -> CancellationToken {
         let stop = CancellationToken::new();
         for shard in 0..SHARDS {
@@ -530,7 +530,7 @@ impl Served {
         stop
     }
 
-    /// Returns what is kept of an instance of the first tenant.
+    /// Returns the stored summary of an instance of the first tenant.
     pub(crate) async fn summary(&self, correlation: &str) -> Option<saga::sagas::InstanceSummary> {
         let correlation: CorrelationId = correlation.parse().expect("a correlation");
         let tenant: TenantId = ACME.parse().expect("a tenant");

@@ -1,4 +1,4 @@
-//! Large data: work and results up to their limits, what is beyond them, and a server that takes less than it has to.
+//! Large data: work and results up to their limits and beyond them, and a server that takes smaller messages than required.
 
 use std::sync::Arc;
 
@@ -72,13 +72,13 @@ async fn work_has_its_size_and_no_more(mut world: World) {
         "{}",
         &letter[letter.len() - 300..]
     );
-    // Fractions are texts here: written anew they have more bytes than a row may have.
+    // Fractions are stored as texts: encoded again, they exceed the bytes of a row.
     let fractions = format!("{{\"text\":\"x\",\"list\":[1.5{}]}}", ",1.5".repeat(200_000));
     world.event("Order", "e-4", "OrderPlaced", "grows", &fractions).await;
     world.event("Order", "e-5", "OrderPlaced", "last", &quotes(10)).await;
     world.wait_for("last", "completed").await;
     let letter = world.row(&format!("dead:grows:{:020}", 0)).await.expect("a letter");
-    assert!(String::from_utf8_lossy(&letter).contains("as it is kept, at most"));
+    assert!(String::from_utf8_lossy(&letter).contains("bytes as it is stored; at most"));
     assert_eq!(world.count(StoreTable::Dead).await, 2);
     let ended = world.stop().await;
     assert!(matches!(ended, saga::lane::LaneExit::Stopped { .. }), "{ended}");
@@ -125,7 +125,7 @@ async fn a_stream_that_is_not_there_is_named() {
         found.into_iter().find(|(name, _)| name == "stream AGGREGATE_EVENTS")
     };
     let (_, why) = wait_until(named, PATIENCE, "it is named").await;
-    assert!(why.contains("whoever owns it has to make it first"), "{why}");
+    assert!(why.contains("its owner has to create it first"), "{why}");
     assert!(world.readiness.is_ready(), "it may be made at any time");
     world.make_aggregates().await;
     world.event("Order", "e-1", "OrderPlaced", "c", &quotes(10)).await;

@@ -132,7 +132,7 @@ async fn replicas_ten_minutes_ahead_and_behind_fire_at_the_time_of_their_store()
     order(&*broker, &upstream, "ahead").await;
     let mut behind = start("-10m", "behind", on, &library);
     order(&*broker, &upstream, "both").await;
-    // What is under way goes over to the one that is behind.
+    // Work under way passes to the replica whose clock is behind.
     for number in 0..4 {
         let (id, data) = (format!("left-{number}"), format!(r#"{{"id":"left-{number}"}}"#));
         publish_event(&*broker, "Order", &format!("placed-{id}"), "OrderPlaced", &id, &data).await;
@@ -142,7 +142,7 @@ async fn replicas_ten_minutes_ahead_and_behind_fire_at_the_time_of_their_store()
     let left = async || (upstream.count("/release") == released + 4).then_some(());
     wait_until(left, 2 * PATIENCE, "what was left is released").await;
     order(&*broker, &upstream, "behind").await;
-    // Each was called for once, whoever did it: 60 orders, and four that were left.
+    // Each order was called for once, by either replica: 60 orders, and four that were left.
     let by_key = upstream.by_key();
     assert_eq!((by_key.len(), upstream.calls().len()), (64, 64));
     assert!(behind.is_running());

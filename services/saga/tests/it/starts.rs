@@ -1,4 +1,4 @@
-//! Starts that are refused: the process says what is wrong and the way out, and ends.
+//! Refused starts: the process reports what is wrong and what to do, and exits.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -43,7 +43,7 @@ async fn two_processes_over_one_directory_are_refused_by_its_name() {
     assert_eq!(code, Some(1), "{said}");
     let why = format!("the store in {store} belongs to another process: end that first");
     assert!(said.contains(&why), "{said}");
-    // The one that has it was not disturbed, and what is said is the way out.
+    // The process that has the name was not disturbed, and the message says what to do.
     assert!(first.process.is_running() && first.lanes() == LANES);
     first.process.terminate();
     assert!(first.process.wait(PATIENCE).success(), "{}", first.process.output());
@@ -88,7 +88,7 @@ async fn bad_manifests_are_all_told_and_nothing_in_force_changes() {
     let before = in_force().await;
     let write = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).expect("written");
     let order = std::fs::read_to_string(dir.path().join("manifests/order.yaml")).expect("it is there");
-    // A version with other content, an effect that nobody has, and a tenant that moves: each where it stands.
+    // A version with other content, an unknown effect, and a tenant that moves: each is reported at its place.
     write("manifests/order.yaml", &order.replace("{ end: completed }", "{ end: failed }"));
     let other = "kind: Saga\nname: other\nversion: 1\nsources: [{ aggregate: Order }]\nstart: { on: OrderMade, goto: s }\n\
         steps: { s: { effect: shop, on_done: { end: completed } } }\n";

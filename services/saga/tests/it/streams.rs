@@ -178,12 +178,12 @@ pub(crate) async fn publish_event_of(
 pub(crate) struct Projection(Reader);
 
 impl Projection {
-    /// Makes all streams, and follows what is the tenant's.
+    /// Creates all streams, and follows the tenant's messages.
     pub(crate) async fn open(broker: &Arc<dyn MessageBroker>) -> Self {
         Self::open_of(broker, TENANT).await
     }
 
-    /// Makes all streams, and follows what is this tenant's, or with `*` everybody's.
+    /// Creates all streams, and follows the messages of this tenant, or with `*` of all tenants.
     pub(crate) async fn open_of(broker: &Arc<dyn MessageBroker>, tenant: &str) -> Self {
         let [commands, events] = streams(true);
         for stream in [commands, events, aggregates()] {

@@ -1,4 +1,4 @@
-//! Versions that no instance runs on any more, and what is kept of them.
+//! Removal of versions that no instance runs on any more.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -84,7 +84,7 @@ async fn a_version_goes_when_nothing_is_left_of_its_instances() {
     world.forward(2 * HOUR);
     world.apply(&texts[6]).await;
     assert_eq!(kept(&world, &all).await, (vec![7, 6, 5, 4, 1], vec![true, false]));
-    // Whatever is pinned ends as it began.
+    // Pinned instances end on the version that they began with.
     pay(&mut world, "stays").await;
 }
 
@@ -109,7 +109,7 @@ async fn a_version_stays_by_way_of_which_others_are_migrated() {
     assert_eq!(migrated.outcome, saga::sagas::VerbOutcome::Applied);
     world.forward(2 * HOUR);
     world.apply(&way[5]).await;
-    // Nobody is left behind that would go by way of them.
+    // No instance is left that would migrate through the removed versions.
     let (versions, documents) = kept(&world, &second).await;
     assert_eq!((versions, documents), (vec![6, 5, 4, 3, 1], vec![false]));
 }

@@ -106,7 +106,7 @@ async fn timers_that_are_due_at_once_are_fired_beside_everything_else_in_a_direc
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn timers_that_are_due_at_once_are_fired_beside_everything_else_in_redis() {
-    // Redis goes by its own clock, which nobody sets forward: they are due when all have started.
+    // The clock of Redis cannot be set forward: the timers are due once all instances have started.
     let ahead = Duration::from_millis(5 * timers());
     all_fire_while_others_go_on(World::in_redis().await, ahead, Duration::ZERO).await;
 }

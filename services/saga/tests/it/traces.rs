@@ -82,7 +82,7 @@ async fn one_order(dir: &Path, arguments: &[&str]) -> Told {
     let mut facts = Projection::open(&broker).await;
     traced(&*broker, "e-1", "OrderPlaced", &format!("{PLACED}-01")).await;
     until(&mut facts, |fact| fact.step.as_str() == "hold").await;
-    // A trace that nobody records.
+    // A trace that is not sampled.
     traced(&*broker, "e-2", "OrderShipped", "0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00").await;
     until(&mut facts, |fact| fact.kind == "completed").await;
     let relayed = async || (saga.metric("outbox_rows") == Some(0.0)).then_some(());
@@ -198,7 +198,7 @@ async fn lines_of_the_log_have_the_hash_of_a_correlation() {
         for number in 0..HELD_MAX + 2 {
             world.event("Order", &format!("e-{number}"), "OrderPlaced", CORRELATION, r#"{"note":7}"#).await;
         }
-        let told = async || log.lines(&["no room behind the letter of"]).pop();
+        let told = async || log.lines(&["no room to hold another input of"]).pop();
         let line = wait_until(told, PATIENCE, "there is no room").await;
         assert_eq!(
             (line.contains(HASHED), line.contains(CORRELATION)),

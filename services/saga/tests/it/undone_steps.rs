@@ -61,7 +61,7 @@ fn effect(name: &str) -> String {
     let request = format!(
         "{{ method: POST, path: \"/{verb}-${{{{ input.n }}}}/${{{{ input.order }}}}\", body: \"${{{{ input }}}}\"HEADERS }}"
     );
-    // What is held is held for as long as it takes.
+    // A held call may take as long as the test needs.
     let (headers, more) = match name {
         "do-later" => (
             ", headers: { x-token: \"${{ callback_token }}\" }",
@@ -103,7 +103,7 @@ struct Expected {
     undone: Vec<usize>,
 }
 
-/// Servers and files that orders need, and what is seen of them from outside.
+/// Servers and files that orders need, and what they show to the outside.
 struct Scene {
     nats: NatsServer,
     upstream: Upstream,
@@ -156,7 +156,7 @@ impl Scene {
         self.expected.iter().map(|(order, expected)| (order.clone(), expected.end)).collect()
     }
 
-    /// Checks what the witness saw of each order, and what the store has of it; `may_repeat` tells calls that may have come again.
+    /// Checks the calls of each order that the upstream recorded, and the stored rows; `may_repeat` names calls that may have come again.
     async fn check(&self, mortal: &mut Mortal<'_>, may_repeat: impl Fn(&str) -> bool) {
         for (path, _, times) in self.upstream.by_key().values() {
             assert!(*times == 1 || may_repeat(path), "{path} was called {times} times");
@@ -198,7 +198,7 @@ async fn fail_at_each_step(rows: Rows) {
     for step in 0..STEPS {
         scene.upstream.forget(&format!("/do-{step}/failing-{step}"));
         scene.expect(format!("failing-{step}"), "plain", "compensated", step);
-        // Nobody knows whether it happened, so it is undone as well.
+        // It is unknown whether the step happened, so it is undone as well.
         scene.upstream.cut(&format!("/do-{step}/lost-{step}"));
         scene.expect(format!("lost-{step}"), "unsure", "compensated", step + 1);
         scene.upstream.forget(&format!("/do-{step}/pivoted-{step}"));

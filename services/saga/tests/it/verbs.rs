@@ -81,7 +81,7 @@ async fn an_instance_is_started_paused_resumed_and_finished_by_hand() {
 
     served.send("o-1", "Tell").await.expect("applied");
     served.wait_at("o-1", "tell", SagaStatus::Stuck).await;
-    // It is refused once more, and then by nobody.
+    // The command is refused once more, and after that accepted.
     let tried = operate!(served, retry_saga_step, verb!(RetrySagaStepRequest, "o-1")).expect("tried again");
     assert_eq!((saga(&tried).status(), tried.commands.len()), (v1::SagaStatus::Running, 1));
     served.wait_at("o-1", "tell", SagaStatus::Stuck).await;
@@ -263,14 +263,14 @@ async fn a_request_that_comes_again_has_one_effect_and_one_answer() {
         request_id: "0b7f1a3e-0000-4000-8000-000000000001".to_owned(),
         data_json: r#"{"id":"o-1"}"#.to_owned()
     );
-    // Two at a time: neither is refused, and both are told of one start.
+    // Two at a time: neither is refused, and both get the answer of one start.
     let (mut one, mut two) = (served.actor(EXECUTOR), served.actor(EXECUTOR));
     let (one, two) = tokio::join!(one.start_saga(start.clone()), two.start_saga(start.clone()));
     let first = one.expect("started").into_inner();
     assert_eq!(first, two.expect("the same").into_inner());
     served.send("o-1", "Go").await.expect("applied");
     served.wait_at("o-1", "hold", SagaStatus::Running).await;
-    // As of the first time, whatever happened since.
+    // A repeat gets the first answer, whatever happened since.
     let again = served.actor(EXECUTOR).start_saga(start.clone()).await.expect("the same").into_inner();
     assert_eq!(again, first);
     let other = v1::StartSagaRequest { data_json: r#"{"id":"o-2"}"#.to_owned(), ..start.clone() };
@@ -372,7 +372,7 @@ async fn roles_are_those_of_the_tenants_context() {
     // Dry runs are for those who may do it.
     let dry = v1::PauseSagaRequest { dry_run: true, ..pause() };
     assert_eq!(refused(served.actor(EXECUTOR).pause_saga(dry).await), no_role);
-    // A foreign tenant is as an unknown one, to whoever asks.
+    // Every caller gets the same answer for a foreign tenant as for an unknown one.
     let mut told = Vec::new();
     for (who, tenant) in [(STRANGER, ACME), (ELSEWHERE, ACME), (ADMIN, OTHER), (ADMIN, "acme2")] {
         let request = v1::PauseSagaRequest { tenant_id: tenant.to_owned(), ..pause() };
@@ -485,7 +485,7 @@ async fn a_lane_without_an_owner_answers_when_it_has_one() {
     let late = (Code::DeadlineExceeded, "DEADLINE_EXCEEDED".to_owned());
     assert_eq!(refused(served.actor(EXECUTOR).start_saga(asked()).await), late);
     assert!(served.summary("o-1").await.is_none());
-    // Whoever comes to own the lane finds the request, and its repeat has the answer of the first.
+    // The next owner of the lane finds the request, and its repeat gets the first answer.
     let owner = served.own_lanes();
     let answer = served.actor(EXECUTOR).start_saga(start.clone()).await.expect("started").into_inner();
     assert_eq!(answer.change.as_ref().map(|change| saga(change).revision), Some(1));

@@ -1,4 +1,4 @@
-//! Why work waits: said to operators, and to whoever asks for an instance.
+//! Reasons why work waits, as reported to operators and to callers that ask about an instance.
 
 use identity::Identity;
 use proto::v1;
@@ -189,7 +189,7 @@ async fn health_names_what_is_a_tenants_to_that_tenant() {
 async fn an_effect_that_is_left_alone_is_named() {
     let (dir, nats) = (tempfile::tempdir().expect("a directory"), NatsServer::start());
     let (saga, upstream) = alone(dir.path(), &nats, "combined").await;
-    let why = "too many calls have failed; it is left alone, and tried from time to time";
+    let why = "too many calls have failed; calls are suspended, with occasional probes";
     let told = async || (health(&saga, "") == (503, format!("upstream of pay: {why}\n"))).then_some(());
     wait_until(told, PATIENCE, "the effect is left alone").await;
     assert!(upstream.count("/pay") >= 2, "{:?}", upstream.calls());

@@ -1,7 +1,7 @@
-//! The walls between tenants, each taken away in turn: whatever is gone, the same look at the service finds it.
+//! The walls between tenants, each taken away in turn: the same checks of the service notice every missing one.
 //!
 //! Nothing in the service can be switched off. A wall is taken away from the outside, by a broker or a store that stands between, or by
-//! a tenants file that does not tell contexts apart.
+//! a tenants file that gives several tenants the same context.
 
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -57,7 +57,7 @@ effects: { pay: { request: { method: POST, path: /pay, body: "${{ input }}" } } 
 "#;
 /// Both tenants in one context.
 const ONE_CONTEXT: &str = "acme: { context: 1 }\nother: { context: 1 }\n";
-/// How a lane that was given a foreign message is told of.
+/// Reported reason of a lane that was given a foreign message.
 const STAYS_AWAY: &str = "it was given a message that its filter does not let through";
 /// The tenants, and their admins.
 const BOTH: [(&str, u32); 2] = [(ACME, ADMIN), (OTHER, ELSEWHERE)];
@@ -303,7 +303,7 @@ pub(crate) async fn shown(served: &Served, actor: u32, tenant: &str) -> Result<S
     Ok(format!("{sagas:?}\n{}", all.join("\n")))
 }
 
-/// Lists what is wrong with the walls, as far as it can be seen now.
+/// Lists the breaches of walls that can be seen now.
 async fn breaches(served: &Served) -> Vec<String> {
     let mut found = Vec::new();
     if served.metric("foreign_messages_total") > 0.0 {

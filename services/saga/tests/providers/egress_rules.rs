@@ -81,7 +81,7 @@ async fn a_question_goes_by_the_same_rules() {
     assert_eq!(upstream.connections().await, 0);
 }
 
-/// Addresses to which a name may lead that an operator has listed: this machine, its neighbors, and where clouds tell secrets.
+/// Internal addresses that an allowed name may resolve to: this machine, its neighbors, and the metadata services of clouds.
 const INSIDE: [&str; 15] = [
     "127.0.0.1",
     "127.255.255.254",
@@ -167,7 +167,7 @@ async fn what_was_looked_at_is_what_is_connected_to() {
     let found = http.call(&call(&definition, "{}")).await;
     assert!(matches!(found, ProviderAnswer::Succeeded(_)), "{found:?}");
     assert_eq!(rebound.0.load(Ordering::SeqCst), 1, "nobody asks again where the name leads");
-    // It leads to where nobody listens.
+    // The name resolves to an address where no server listens.
     let found = http.call(&call(&definition, "{}")).await;
     assert!(passing(&found).contains(&format!("127.0.0.2:{}", upstream.port)), "{found:?}");
     upstream.only();

@@ -59,7 +59,7 @@ async fn a_provider_has_headers_of_its_own_and_logs_in_with_a_password() {
     ));
     let provider = stage.http(&definition);
     assert_eq!(provider.call(&call(&definition, "{}")).await, ProviderAnswer::Succeeded(Json::Null));
-    // What is changed counts from the next call on.
+    // A changed secret takes effect with the next call.
     stage.keep("acme/api-key", "of-acme-2");
     provider.call(&call(&definition, "{}")).await;
     let asked = upstream.asked();
@@ -235,8 +235,8 @@ async fn a_transport_that_cannot_work_is_refused() {
         ("X-A: b", "Host: b", "set by the provider itself"),
         ("X-A: b", "Authorization: b", "set by the provider itself"),
         ("X-A: b", "\"X A\": b", "is no header"),
-        ("https://a.test", "https://a test", "is no base"),
-        ("https://a.test", "https://a.test:port", "is no base"),
+        ("https://a.test", "https://a test", "cannot be a base URL"),
+        ("https://a.test", "https://a.test:port", "cannot be a base URL"),
     ] {
         let good = "transport: http\nhttp: { base_url: \"https://a.test\", allow_hosts: [a.test], \
                     auth: { bearer: \"secret:token\" }, headers: { X-A: b } }\n\

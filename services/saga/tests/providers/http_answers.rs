@@ -110,7 +110,7 @@ async fn formulas_that_have_no_answer_leave_open_what_was_sent() {
     assert!(unknown(&found).contains("body.id.deep"), "{found:?}");
     let (found, _) = after(answer(200, &[], "{}"), ", success: body.id.deep == 1").await;
     assert!(unknown(&found).contains("body.id.deep == 1"), "{found:?}");
-    // What the upstream refused has not happened, whatever a formula makes of it.
+    // A refused call has not happened, whatever a formula makes of the answer.
     let (found, _) = after(answer(422, &[], "<html>"), result).await;
     let (code, payload) = failure(&found);
     assert!(code == "formula" && payload.contains("422") && payload.contains("body.id.deep"), "{payload}");
@@ -150,7 +150,7 @@ async fn an_answer_that_is_lost_leaves_it_open() {
         let (found, call) = after(act.clone(), "").await;
         assert!(unknown(&found).contains(part), "{found:?}");
         assert!(call.sent.is_raised());
-        // No formula makes a failure of a success that nobody could read.
+        // No formula makes a failure of a success whose body could not be read.
         let (found, _) = after(act, ", success: status == 299, terminal: status == 200").await;
         unknown(&found);
     }

@@ -12,12 +12,12 @@ use workflow::provider::SecretName;
 use crate::stage::{CANARY, Stage, tenant};
 
 thread_local! {
-    /// Log of this thread, from the first time on that somebody wants it.
+    /// Log of this thread, from the first request for it on.
     static LOG: RefCell<Option<Vec<u8>>> = const { RefCell::new(None) };
 }
 
-/// Everything that this thread logs. One subscriber for all threads: where each has its own, they decide for each other what is
-/// of interest.
+/// Everything that this thread logs. All threads share one subscriber: separate ones would decide for each other which events are of
+/// interest.
 pub(crate) struct Logs(());
 
 struct Writer;

@@ -1,4 +1,4 @@
-//! Nodes whose jobs were created before: what those say is copied.
+//! Nodes that refer to jobs created before: the specifications of those jobs are copied into them.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -10,8 +10,8 @@ use tonic::Status;
 use crate::clients::FlowStoreClient;
 use crate::error::bad_store;
 
-/// Puts the job itself in the place of each one that is only named. Nodes that have both are left as they are, to be refused
-/// with everything else that is wrong.
+/// Replaces each reference to a created job by the job itself. Nodes that have both stay as they are: the check refuses
+/// them together with everything else that is wrong.
 ///
 /// # Errors
 /// NOT_FOUND where there is no such job of this caller, else what storage answers.
@@ -32,7 +32,7 @@ pub(crate) async fn resolve_jobs(
         };
         let specs = store.read_jobs(request).await?.into_inner().specs;
         if specs.is_empty() || specs.len() > rest.len() {
-            return Err(bad_store("jobs that were not asked for, or none"));
+            return Err(bad_store("it has no jobs, or more than were requested"));
         }
         let (read, later) = rest.split_at(specs.len());
         jobs.extend(read.iter().copied().zip(specs));

@@ -82,7 +82,7 @@ impl Submitter {
         if create.encoded_len() > limits::COMMIT_BYTES_MAX
             && let Some(begun) = begun.take()
         {
-            // What was counted before is less than what it became.
+            // The estimate was too low: with its first step, the request exceeds the limit.
             self.driver.send(SchedulerEvent::FirstStepStored(begun, None)).await;
             (create.first_step, create.nodes) = (None, all_of(&nodes));
         }
@@ -110,7 +110,7 @@ impl Submitter {
             return Ok(flow);
         }
         if flow.status() != FlowStatus::Created && !created.is_new {
-            // The same request has come before. Whoever began it may not have got to driving the flow.
+            // A repeated request: its first sender may have failed before the flow was driven.
             self.touch(&flow).await?;
             return Ok(flow);
         }
@@ -123,7 +123,7 @@ impl Submitter {
             self.start(&flow, nodes, None, None).await
         };
         match starting.await {
-            // The same request, which came at the same time, was faster.
+            // The same request arrived concurrently and was faster.
             Err(status) if status.code() == Code::FailedPrecondition => {
                 self.started_meanwhile(actor, &flow).await?.ok_or(status)
             }
@@ -156,7 +156,7 @@ impl Submitter {
         }
     }
 
-    /// Tells the driver what became of a flow whose first step it has made, and gives whether it is driven from there on.
+    /// Reports to the driver what became of a flow whose first step it made; returns whether the driver now drives it.
     async fn begun(
         &self,
         begun: Box<ProvisionalFlow>,
@@ -169,7 +169,7 @@ impl Submitter {
             Err(status) => (None, Some(status)),
         };
         let is_driven = stored.is_some();
-        // Whatever was answered, the driver has to know.
+        // The driver needs the outcome in every case.
         self.driver.send(SchedulerEvent::FirstStepStored(begun, stored)).await;
         failed.map_or(Ok(is_driven), Err)
     }
@@ -186,8 +186,8 @@ impl Submitter {
     }
 }
 
-/// Returns whether the first step of a flow can be made before it is stored: not of a large one, so that no script is long, nor where
-/// something asks for the number that it does not have yet: a condition, or a wait that may be for that very flow.
+/// Returns whether the first step of a flow can be made before it is stored. A large flow has to wait, so that no Redis script runs
+/// long; so does one that needs the number it does not have yet: for a condition, or a wait that may be for that very flow.
 fn first_step_fits(spec: &FlowSpec) -> bool {
     let texts = |texts: &EnvVars| texts.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>();
     let of_flow = texts(&spec.env_vars);

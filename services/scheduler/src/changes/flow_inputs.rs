@@ -36,7 +36,7 @@ pub async fn signal(
     let name = violations.take("name", name.parse());
     if payload.len() > SIGNAL_PAYLOAD_BYTES_MAX {
         let (max, found) = (SIGNAL_PAYLOAD_BYTES_MAX, payload.len());
-        violations.add("payload", format!("at most {max} bytes are kept with a signal, not {found}"));
+        violations.add("payload", format!("a payload has at most {max} bytes, this one has {found}"));
     }
     let name = violations.into_result(name).map_err(rpc::Error::invalid)?;
     let mut reader = FlowReader::new(store, actor, context_id, flow_id);
@@ -54,10 +54,10 @@ async fn check_awaited(reader: &mut FlowReader, name: &SignalName) -> Result<(),
     let record = reader.record_for(FlowPurpose::Signal).await?;
     let flow = record.flow.ok_or_else(|| bad_store("a flow without its record"))?;
     if enums::flow_status_from_wire(flow.status) == Some(FlowStatus::Created) {
-        // Nodes that wait for it may still come.
+        // Nodes that wait for the signal may still be added.
         return Ok(());
     }
-    // One more than are named, to know whether there are more.
+    // One more than the message names, to know whether there are more.
     let mut awaited = BTreeSet::new();
     let mut last = None;
     while let Some(page) = reader.nodes(last.as_ref()).await? {
@@ -109,8 +109,8 @@ pub async fn cancel_flow(
     record.and_then(|record| record.flow).ok_or_else(|| bad_store("a flow without its record"))
 }
 
-/// Stores the cancellation of one node. Storage decides whether the node has ended, so that nothing changes: it remembers the
-/// request in either case.
+/// Stores the cancellation of one node. Storage decides whether the node has ended, in which case nothing changes. It remembers
+/// the request either way.
 ///
 /// # Errors
 /// NOT_FOUND for an unknown node, else what storage answers.
@@ -269,7 +269,7 @@ mod tests {
             (0..count).map(|i| format!("s{i:02}").parse().expect("a name")).collect()
         };
         let name = "aprove".parse().expect("a name");
-        for (count, told) in [
+        for (count, expected) in [
             (0, "no job of flow 7 waits for the signal `aprove`; its jobs wait for no signals"),
             (2, "no job of flow 7 waits for the signal `aprove`; its jobs wait for `s00`, `s01`"),
             (11, "`s08`, `s09` and others"),
@@ -277,7 +277,7 @@ mod tests {
             let status = not_awaited(&name, &names(count), 7);
             assert_eq!(status.code(), tonic::Code::InvalidArgument);
             let view = rpc::ErrorView::from(&status);
-            assert!(view.violations.iter().any(|wrong| wrong.description.ends_with(told)), "{view:?}");
+            assert!(view.violations.iter().any(|wrong| wrong.description.ends_with(expected)), "{view:?}");
         }
     }
 

@@ -1,4 +1,4 @@
-//! Requests that come again, where what they are checked against has changed since.
+//! Repeated requests, where the state they are checked against has changed since the first one.
 
 use model::{ActorId, BlobHash, RequestId, Violations};
 use prost::Message;
@@ -36,7 +36,7 @@ impl RequestFingerprint {
         Ok(self.find(store, actor, context_id).await?.is_some())
     }
 
-    /// Finds the response to the request, as far as it is kept; nothing unless it was carried out before.
+    /// Finds the stored response to the request; nothing unless the request was carried out before.
     ///
     /// # Errors
     /// As [`RequestFingerprint::was_done`].
@@ -84,10 +84,10 @@ pub(crate) fn hash_without<M: Message>(
     hash
 }
 
-/// The flow that such a request made or started, as it is by now.
+/// The flow that such a request created or started, in its present state.
 ///
 /// # Errors
-/// NOT_FOUND when it is gone, also when another one has its number; else what storage answers.
+/// NOT_FOUND when the flow is gone, also when another flow has its number; else what storage answers.
 pub(crate) async fn flow_of(
     store: &mut FlowStoreClient,
     actor: ActorId,

@@ -153,7 +153,7 @@ impl Submitter {
             self.start(&flow, nodes, Some(actor), Some(&asked)).await
         };
         match starting.await {
-            // Another call that came at the same time was faster.
+            // A concurrent call was faster.
             Err(status) if status.code() == tonic::Code::FailedPrecondition => {
                 let done = asked.was_done(&mut self.store, actor, context_id).await?;
                 let (flow, _) = self.read(actor, context_id, flow_id, FlowPurpose::Start).await?;
@@ -167,7 +167,7 @@ impl Submitter {
         }
     }
 
-    /// A flow that runs already: nothing changes, but it is remembered that this was asked.
+    /// Records a start request for a flow that already runs. The flow does not change, but storage remembers the request.
     async fn start_again(
         &mut self,
         flow: Flow,
@@ -250,7 +250,7 @@ fn check_complete(flow: &Flow, first_job: JobId, nodes: &[StoredNode]) -> Result
     Err(wrong_state(rpc::RpcReason::NodesMissing, message))
 }
 
-/// Checks all nodes together, and gives every one the jobs of those it depends on by name. Returns those that changed.
+/// Checks all nodes together and resolves the names of their dependencies to jobs. Returns the nodes that changed.
 fn resolve(
     place: JobSigningContext<'_>,
     nodes: &mut [StoredNode],
@@ -261,7 +261,7 @@ fn resolve(
         nodes.iter().map(|stored| (stored.node.job_id, stored.node.name.clone())).collect();
     let specs: Vec<NodeSpec> = nodes.iter().map(|stored| spec_of(stored, &names)).collect();
     violations.absorb(Plan::of_specs(place.env_vars, &specs));
-    // Only now it is known what they receive.
+    // Only the whole flow shows which files each node receives.
     violations.absorb::<()>(Err(signatures::check_specs(&specs, place, true, "", now)));
     violations.into_result(Some(()))?;
     let ids: HashMap<&Name, JobId> =

@@ -23,9 +23,9 @@ pub(crate) fn submission(request: RunJobRequest) -> (SubmitFlowRequest, Violatio
     }
     if wait_secs > limits::RUN_JOB_WAIT_SECS_MAX {
         let max = limits::RUN_JOB_WAIT_SECS_MAX;
-        violations.add("wait_secs", format!("at most {max} seconds are waited, not {wait_secs}"));
+        violations.add("wait_secs", format!("at most {max} seconds are allowed, not {wait_secs}"));
     }
-    // It is said of the call already, and would be said of each.
+    // The violation is noted for the whole call; otherwise each dependency would add its own.
     node.depends.clear();
     if node.name.is_empty() {
         NAME_DEFAULT.clone_into(&mut node.name);
@@ -48,24 +48,24 @@ pub(crate) fn as_of_job(violations: &Violations) -> Violations {
     of_job
 }
 
-/// Waits for the end of a job that was submitted as a flow, at most so long, and tells where it stands then.
+/// Waits up to `wait` for the end of a job that was submitted as a flow, then returns its state.
 ///
 /// Cancel safe: nothing is changed.
 ///
 /// # Errors
 /// As storage's.
 pub async fn outcome(mut reader: FlowReader, wait: Duration) -> Result<RunJobResponse, Status> {
-    // It was submitted, and runs whether or not storage is away for a while.
+    // The job is submitted and runs even while storage is away, so the reader waits for storage.
     reader.is_patient = true;
     if !wait.is_zero() {
-        // When the time is over the answer tells where the job stands.
+        // On a timeout the response shows the job's present state.
         if let Ok(waited) = tokio::time::timeout(wait, wait_for_end(&mut reader)).await {
             waited?;
         }
     }
     let flow = reader.flow().await?;
     let FlowNodePage { nodes, home, .. } = reader.all_nodes().await?;
-    // It depends on nothing.
+    // The only node depends on nothing, so there are no names to look up.
     let node = nodes.first().map(|node| convert::node::to_wire(node, home, Vec::new()));
     Ok(RunJobResponse { flow: Some(flow), node })
 }

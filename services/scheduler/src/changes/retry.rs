@@ -23,7 +23,7 @@ use crate::views::reader::FlowReader;
 /// Names that an answer lists.
 const NAMES_MAX: usize = 1000;
 
-/// Runs a flow again, or says what would run. Its owner hears of it from storage. A repeated request
+/// Runs a flow again, or says what would run. Storage notifies the flow's owner. A repeated request
 /// answers with the flow as it is, and with what its last run has restarted.
 ///
 /// Not cancel safe: run it in a task of its own.
@@ -51,7 +51,7 @@ pub async fn retry(
     if !dry_run && asked.was_done(&mut store, actor, context_id).await? {
         return Ok(summary(&flow, &begun_anew(&flow)?));
     }
-    // One that comes at the same time may be faster: then the flow runs, and storage knows.
+    // The same request may arrive concurrently and win. The flow then runs already, and only storage can tell.
     let knows_better = !dry_run && !asked.id.is_empty();
     if !knows_better && expected_revision != 0 && flow.flow.revision.0 != expected_revision {
         let message = format!("flow {flow_id} is at revision {}", flow.flow.revision);
@@ -100,7 +100,7 @@ pub async fn retry(
     Ok(answer)
 }
 
-/// The signatures that jobs have from now on, of those that are run `again`.
+/// Signatures from now on of the jobs that are run `again`.
 async fn signatures(
     store: &mut FlowStoreClient,
     actor: ActorId,

@@ -1,5 +1,5 @@
-//! Scripts that are too long for a job's record, and for each message that carries it: kept as blobs before a flow refers to
-//! them.
+//! Scripts that are too long for a job's record and for the messages that carry it. They are stored as blobs before a flow refers
+//! to them.
 
 use std::collections::BTreeMap;
 
@@ -43,7 +43,7 @@ fn take_long(nodes: &mut [NodeSpec]) -> BTreeMap<BlobHash, String> {
     long
 }
 
-/// Splits scripts into calls of bounded size: those of jobs that were created before may exceed a submission.
+/// Splits scripts into calls of bounded size: the scripts of jobs that were created before may exceed a submission.
 fn parts(scripts: BTreeMap<BlobHash, String>) -> Vec<Vec<String>> {
     let (mut parts, mut bytes) = (Vec::<Vec<String>>::new(), 0);
     for script in scripts.into_values() {

@@ -27,7 +27,7 @@ pub(crate) struct JobSigningContext<'a> {
     pub(crate) env_vars: &'a EnvVars,
 }
 
-/// The context's uid, and the keys of the caller that count now, the one in force first.
+/// The context's uid, and the caller's keys that are valid now, the key in force first.
 ///
 /// # Errors
 /// What storage answers.
@@ -52,8 +52,8 @@ pub(crate) fn any_kept<'a>(nodes: impl IntoIterator<Item = &'a StoredNode>) -> b
     nodes.into_iter().any(|stored| stored.job.signature.is_some())
 }
 
-/// Notes what is wrong with the signatures of nodes, whose fields begin with `at`. Of a flow that is not `whole` it is not
-/// known yet what its nodes receive.
+/// Collects violations of the nodes' signatures; their field names begin with `at`. While a flow is not `whole`, the files that its
+/// nodes receive are not known yet.
 pub(crate) fn check_specs(
     nodes: &[NodeSpec],
     place: JobSigningContext<'_>,
@@ -73,8 +73,8 @@ pub(crate) fn check_specs(
     violations
 }
 
-/// The signatures that jobs have from now on when a flow is run again: those of `new`, by the names of nodes that are run
-/// `again`. One that has none there keeps what it has, which has to fit.
+/// Signatures that jobs have from now on when a flow is run again: those of `new`, by the names of nodes that are run `again`.
+/// A node without one in `new` keeps its signature, which must still fit.
 ///
 /// # Errors
 /// Everything that is wrong, by `signatures[<node>]`.
@@ -101,9 +101,9 @@ pub(crate) fn for_rerun(
             signatures.insert(stored.node.job_id, signature.clone());
             check_node(signature, stored, &jobs, place, now)
         } else if let Some(signature) = &stored.job.signature {
-            // Its key may count no more by now.
+            // The key of the stored signature may no longer be valid.
             let checked = check_node(signature, stored, &jobs, place, now);
-            checked.map_err(|why| format!("give a new one: of that which it has, {why}"))
+            checked.map_err(|why| format!("give a new one, since the stored one does not fit: {why}"))
         } else {
             Ok(())
         };

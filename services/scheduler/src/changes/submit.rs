@@ -89,7 +89,7 @@ impl Submitter {
         self.submit_all(actor, request, message_key, None).await
     }
 
-    /// `of_job` is what was wrong with the call that runs one job, when that is what is submitted.
+    /// `of_job`: violations found so far in a call that runs one job; absent for any other submission.
     async fn submit_all(
         mut self,
         actor: ActorId,
@@ -109,7 +109,7 @@ impl Submitter {
         if context_id == 0 {
             return Err(without_context(wire, violations, is_job).into());
         }
-        // What has its flow needs none of the jobs that it names: they may be gone by now.
+        // A repeated request that has its flow does not need the jobs that it names; they may be gone by now.
         if created_jobs::any(&wire.nodes)
             && let Some(flow) = self.made_before(actor, context_id, &asked).await?
         {
@@ -147,11 +147,11 @@ impl Submitter {
     }
 
     /// Adds to the violations of a request everything that is wrong with its flow: its fields, its graph, and signatures that
-    /// do not fit or are not its caller's. A signature over fields that have to change is not checked: it has to be
+    /// do not fit or are not its caller's. A signature over fields that must change is not checked, since it must be
     /// made again.
     ///
-    /// A repeated request has its flow, though a signature may be over by now, or the key behind it be another. That
-    /// is only looked up where a signature would be refused: all others are found when the flow is made.
+    /// A repeated request already has its flow, even if a signature has expired since or the caller's key has changed. That
+    /// is looked up only where a signature would be refused; other repeated requests are found when the flow is created.
     async fn check(
         &mut self,
         wire: proto::v1::FlowSpec,
@@ -258,7 +258,7 @@ impl Submitter {
         let started = match self.store.start_flow(request).await {
             Ok(started) => started.into_inner(),
             Err(status) => {
-                // It may be started all the same, with an answer that was lost.
+                // The flow may have been started nevertheless, and only the response was lost.
                 self.touch(flow).await?;
                 return Err(status);
             }
@@ -293,7 +293,7 @@ impl Submitter {
         Ok(answer)
     }
 
-    /// Has the driver look at a flow, if it is our own.
+    /// Makes the driver look at a flow, if this replica owns it.
     pub(crate) async fn touch(&self, flow: &Flow) -> Result<(), Status> {
         let active = DueFlow {
             key: (ContextId(flow.context_id), FlowId(flow.id)),
@@ -319,9 +319,9 @@ pub(crate) fn log_start(flow: &Flow) {
     );
 }
 
-/// Everything that the request itself shows to be wrong when it names no context: nothing can be looked up there.
+/// Builds the error for a request that names no context: all violations that the request itself shows, without any look-up.
 fn without_context(flow: proto::v1::FlowSpec, mut violations: Violations, is_job: bool) -> rpc::Error {
-    // What jobs say that were created before is not known.
+    // Without a context, the specifications of jobs that were created before cannot be read.
     if !created_jobs::any(&flow.nodes) {
         let parsed = convert::flow_spec::from_wire(flow, "flow");
         violations.absorb(flow::check_request(parsed, "flow"));

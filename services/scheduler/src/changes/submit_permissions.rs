@@ -1,4 +1,4 @@
-//! Remembers who was allowed to submit, and where: only for them is work done for a flow before storage has decided.
+//! Remembers which actors were allowed to submit, and where. Only for them the scheduler works on a flow before storage has decided.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -33,7 +33,7 @@ impl SubmitPermissionCache {
                 }
                 grants.insert(grant);
             }
-            // Nobody has decided.
+            // Storage has not decided.
             Err(status) if matches!(status.code(), Code::Unavailable | Code::DeadlineExceeded) => {}
             Err(_) => {
                 grants.remove(&grant);

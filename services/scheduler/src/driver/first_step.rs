@@ -1,7 +1,7 @@
 //! First steps of flows that are not stored yet: one change creates a flow, starts it and applies its first step.
 //!
-//! The driver makes the step, the submitter has it stored with the flow, and the driver takes the flow up once
-//! it is. Inputs of the flow wait meanwhile.
+//! The driver makes the step, the submitter has it stored with the flow, and the driver then takes the flow
+//! up. Inputs of the flow wait meanwhile.
 
 use flow::engine::{Engine, FlowEngineInput, FlowStepOutput};
 use model::{ContextUid, Flow, FlowId, FlowUid, NodeReport, NodeState, Timestamp};
@@ -59,7 +59,7 @@ fn unnumbered(engine: &Engine) -> FlowKey {
 }
 
 impl Driver {
-    /// Makes the first step of a flow, unless it has to wait for something, or would end the flow.
+    /// Makes the first step of a flow, unless the step must wait for something, or would end the flow.
     pub(super) fn begin(
         &mut self,
         mut engine: Box<Engine>,
@@ -67,7 +67,7 @@ impl Driver {
     ) {
         let (uid, caller) = (engine.flow().uid, (engine.flow().context_id, engine.flow().caller_id));
         if !self.is_mine(uid) || !self.ids.has_enough(caller) {
-            // Whoever has gone away wants nothing.
+            // Sending fails only when the submitter has gone away.
             drop(answer.send(None));
             return;
         }
@@ -96,13 +96,14 @@ impl Driver {
                 self.metrics.commits.inc();
                 self.take_up(begun, stored);
             }
-            // The lease was lost meanwhile, and others may have had the flow, or have listed theirs before it was stored: it is read.
+            // The lease was lost meanwhile. Another replica may have owned the flow, or have listed its flows before this one was stored,
+            // so the flow is read.
             Some(AssignedFlowIds { flow, .. }) if !self.replicas.is_empty() => {
                 let uid = begun.run.uid;
                 self.drop_begun(begun);
                 self.adopt((flow.context_id, flow.id), uid);
             }
-            // Whoever has a lease next lists it.
+            // The next replica with a lease lists the flow.
             _ => self.drop_begun(begun),
         }
         if let Some(active) = early.touched {
@@ -126,12 +127,12 @@ impl Driver {
         engine.assign_ids(context_uid, flow, by);
         run.settle().for_each(drop);
         if engine.nodes().iter().any(|node| node.state == NodeState::Ready) {
-            // The place that it waits for may have come meanwhile.
+            // A runner for the waiting nodes may have appeared meanwhile.
             run.push(FlowEngineInput::Wake, AckTarget::Nothing);
         }
         (run.context_uid, run.last_commit) = (Some(context_uid), last_commit);
         run.phase = FlowPhase::Idle(engine);
-        // That it only waits is stored by the next step.
+        // The next step tells storage that the flow only waits.
         run.more = step.rests;
         self.set_due(key, &mut run, step.due);
         self.ask(key, &mut run, step.flow_queries);

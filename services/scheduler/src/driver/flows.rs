@@ -22,20 +22,20 @@ pub(super) struct SleepingFlow {
 }
 
 impl Driver {
-    /// A flow was made here: it is owned already.
+    /// Takes up a flow that was created here, with this replica as its owner.
     pub(super) fn started(&mut self, started: StartedFlow) {
         let (key, uid) = ((started.flow.context_id, started.flow.id), started.flow.uid);
         if self.replicas.is_empty() {
-            // Whoever has a lease next lists it.
+            // The next replica with a lease lists the flow.
             return;
         }
-        // The replicas may have changed since it was made, and whoever it belongs to now may have listed
-        // its flows before this one was started: it is driven here until that one hears of it.
+        // The replicas may have changed since the flow was created, and its new owner may have listed its flows
+        // before this one was started. This replica drives the flow until the new owner learns of it.
         self.forget_sleep(key);
         match self.flows.remove(&key) {
             None => self.enter(key, LoadedFlow::loading(uid), started),
             Some(mut run) if matches!(run.phase, FlowPhase::Loading) => {
-                // What was brought meanwhile is not in what was started.
+                // Inputs that arrived meanwhile are not part of the started flow.
                 run.touched = true;
                 self.enter(key, run, started);
             }
@@ -54,7 +54,7 @@ impl Driver {
             return;
         }
         match self.flows.get_mut(&key) {
-            // Under the number of one that was removed there is a new one.
+            // A new flow has the number of a removed one.
             Some(run) if run.uid != uid => self.read_soon(key),
             Some(run) => {
                 run.touched = true;
@@ -75,7 +75,7 @@ impl Driver {
         self.flows.insert(key, run);
     }
 
-    /// The time has come that a flow was waiting for.
+    /// Wakes a flow whose due time has come.
     pub(super) fn wake(&mut self, key: FlowKey) {
         if let Some(asleep) = self.asleep.get(&key) {
             self.adopt(key, asleep.uid);
@@ -88,7 +88,7 @@ impl Driver {
         Some(asleep)
     }
 
-    /// Has a flow read again whose state in memory is not what is stored.
+    /// Schedules a reload of a flow whose state in memory differs from the stored one.
     pub(super) fn read_soon(&mut self, key: FlowKey) {
         if let Some(run) = self.flows.get_mut(&key) {
             run.reload = true;
@@ -113,7 +113,7 @@ impl Driver {
         }
     }
 
-    /// The replicas that live have changed: flows come and go.
+    /// Takes over the new set of live replicas: flows come and go.
     pub(super) fn replicas_changed(&mut self, names: Vec<String>) {
         if names == self.replicas {
             return;
@@ -124,7 +124,7 @@ impl Driver {
         let others: Vec<FlowKey> =
             self.flows.iter().filter(|(_, run)| !self.is_mine(run.uid)).map(|(key, _)| *key).collect();
         for key in others {
-            // What was reported of it was not acknowledged, and is said again to its new owner.
+            // Its reports were not acknowledged, so the routers resend them to the new owner.
             if let Some(run) = self.flows.remove(&key) {
                 self.abandon(key, run);
             }
@@ -171,14 +171,14 @@ impl Driver {
         }
     }
 
-    /// The lease was lost, or what was stored: nothing in memory counts any more. What was reported
-    /// was not acknowledged, and is said again on new streams.
+    /// Discards everything in memory, since the lease was lost or Redis lost changes. Reports that were not
+    /// acknowledged are resent on new streams.
     pub(super) fn invalidate(&mut self) {
-        self.listed.unmet("not since the lease was lost");
+        self.listed.unmet("no flows were listed since the lease was lost");
         self.replicas.clear();
         self.replicas_sender.send_replace(Vec::new());
         self.committing.clear();
-        // Ids that were given by what is lost may be given again.
+        // Redis may have rolled back; ids we handed out could be issued a second time.
         self.ids.forget();
         self.queue.clear();
         self.waiting_for_ids.clear();
@@ -191,7 +191,7 @@ impl Driver {
         self.routers.close_all();
     }
 
-    /// Reads a flow again that is ours.
+    /// Reloads a flow that this replica owns.
     pub(super) fn read_again(&mut self, key: FlowKey, run: &mut LoadedFlow) {
         self.uncount(key, run);
         self.forget_due(key, run);
@@ -221,12 +221,12 @@ impl Driver {
             FlowLoadOutcome::Flow(started) => self.enter(key, run, *started),
             FlowLoadOutcome::Gone => self.forget_ended(key, run),
             FlowLoadOutcome::OwnedElsewhere if self.is_mine(run.uid) => {
-                // Somebody took it by an older view of who lives.
+                // Another replica took the flow, going by an older view of the live replicas.
                 run.reset();
                 self.read(key, &mut run, FlowLoadReason::TakeOver);
                 self.flows.insert(key, run);
             }
-            // Its owner has not heard what was said here: it has to be said again.
+            // The new owner has not seen these reports, so the routers must resend them.
             FlowLoadOutcome::OwnedElsewhere => {
                 for link in run.take_all_acks().map(|ack| ack.0).collect::<std::collections::BTreeSet<_>>() {
                     self.routers.close(link);
@@ -267,7 +267,7 @@ impl Driver {
         self.enqueue(key);
     }
 
-    /// Reads what others brought for a flow. No commit of it is under way meanwhile.
+    /// Reads a flow's inbox. No commit of the flow is under way meanwhile.
     pub(super) fn read_inbox(&mut self, key: FlowKey, run: &mut LoadedFlow) {
         let FlowPhase::Idle(engine) = std::mem::replace(&mut run.phase, FlowPhase::Loading) else { return };
         self.readings += 1;
@@ -303,7 +303,7 @@ impl Driver {
         self.enqueue(key);
     }
 
-    /// Asks where the flows stand that this one waits for.
+    /// Queries the status of the flows that this one waits for.
     pub(super) fn ask(&mut self, key: FlowKey, run: &mut LoadedFlow, flows: Vec<FlowId>) {
         for awaited in flows {
             run.awaited_flows.insert(awaited);
@@ -354,9 +354,9 @@ impl Driver {
         }
     }
 
-    /// A flow has ended or is gone: nothing about it matters any more.
+    /// Drops a flow that has ended or is gone.
     pub(super) fn forget(&mut self, key: FlowKey, mut run: LoadedFlow) {
-        // What still lives of it was closed without its supervisor's word.
+        // An attempt that still lives was closed without its supervisor's report.
         for command in run.live_attempts().filter_map(|stop| stop_command(key, stop)) {
             self.routers.stop(command);
         }
@@ -366,7 +366,7 @@ impl Driver {
         self.abandon(key, run);
     }
 
-    /// Lets a flow go without having stored what was reported of it.
+    /// Releases a flow without storing its reports.
     pub(super) fn abandon(&mut self, key: FlowKey, mut run: LoadedFlow) {
         self.uncount(key, &mut run);
         self.forget_due(key, &run);

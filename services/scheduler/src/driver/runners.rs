@@ -1,4 +1,4 @@
-//! Where attempts run: the view of runners, those that are lost, and asking what became of attempts.
+//! Where attempts run: the view of runners, lost runners, and reconciling attempts.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -44,7 +44,7 @@ impl Driver {
     /// Ends the attempts at runners that were away for too long.
     pub(super) fn lose_attempts(&mut self) {
         while let Some(runner) = self.liveness.next_lost(Timestamp::now()) {
-            tracing::warn!(context = %runner.0, runner = %runner.1, "a supervisor is lost, and what it had with it");
+            tracing::warn!(context = %runner.0, runner = %runner.1, "a supervisor is lost, and its attempts with it");
             let flows: Vec<FlowKey> = self
                 .flows
                 .iter()
@@ -73,8 +73,8 @@ impl Driver {
         }
     }
 
-    /// Asks the supervisors where the attempts stand that they are known to have: the owner before
-    /// this one may have heard what was not stored.
+    /// Queries supervisors about the attempts that they have accepted: the previous owner may have received
+    /// reports that were not stored.
     pub(super) fn reconcile(&mut self, (context, flow): FlowKey, engine: &Engine) {
         let mut by_runner: BTreeMap<RunnerId, Vec<String>> = BTreeMap::new();
         for attempt in engine.in_flight() {

@@ -46,11 +46,11 @@ impl Driver {
             self.ask(key, &mut run, std::mem::take(&mut step.flow_queries));
             run.stops.append(&mut step.stops);
             run.more = step.more;
-            // Whoever leaves memory must be sure that it is touched by the flows it waits for.
+            // A flow may leave memory only if the flows that it waits for are sure to touch it.
             run.rests =
                 step.rests && run.questions == 0 && run.awaited_flows.len() <= limits::AWAITED_FLOWS_MAX;
-            // What was taken from the inbox has to leave it, and who only rests has to be known to. That
-            // memory is what is stored only storage knows, and it says so by a commit.
+            // Inputs that were taken up must leave the inbox, and storage must know that a flow only rests. Only
+            // storage can confirm that memory matches the store, which it does by accepting a commit.
             let changes_nothing = step.is_unchanged()
                 && !step.has_unstored_reports
                 && run.inbox_taken() == 0
@@ -71,7 +71,7 @@ impl Driver {
         self.keep_or_rest(key, run);
     }
 
-    /// Reads the inbox, unless there is something of it to take up first: touches that keep coming must not
+    /// Reads the inbox, unless entries read before are still to be taken up: a stream of touches must not
     /// keep the flow from its steps.
     fn read_if_touched(&mut self, key: FlowKey, run: &mut LoadedFlow) {
         if matches!(run.phase, FlowPhase::Idle(_)) && run.touched && !run.has_unread() {
@@ -79,7 +79,7 @@ impl Driver {
         }
     }
 
-    /// Sends a step to storage. Nothing when the flow is read again instead.
+    /// Sends a step to storage. Returns nothing when the flow is read again instead.
     fn commit(
         &mut self,
         key: FlowKey,
@@ -184,18 +184,18 @@ impl Driver {
         run.due = due;
     }
 
-    /// Sends the stops that follow from what is stored.
+    /// Sends the stops that are due now that their step is stored.
     fn send_stops(&mut self, key: FlowKey, run: &mut LoadedFlow) {
         for command in run.stops.drain(..).filter_map(|stop| stop_command(key, stop)) {
             self.routers.stop(command);
         }
     }
 
-    /// Takes up the answer to a commit.
+    /// Handles the answer to a commit.
     pub(super) fn committed(&mut self, answer: &CommitResponse) {
         let refusal = answer.refusal();
         if matches!(refusal, CommitRefusal::Fenced) {
-            // Also of a flow that is not here any more: what counts is that it had no effect.
+            // Counted also for a flow that has left memory: the commit had no effect.
             self.metrics.fenced_commits.inc();
         }
         let Some(key) = self.committing.remove(&answer.commit_id) else { return };
@@ -249,7 +249,7 @@ impl Driver {
     }
 }
 
-/// The order to stop an attempt; nothing when it is not known where it is.
+/// Command to stop an attempt; nothing when its runner is not known.
 pub(super) fn stop_command((context, flow): FlowKey, stop: Stop) -> Option<StopCommand> {
     let Stop { job_key, runner, source, grace_secs } = stop;
     if runner.is_none() && source.is_none() {
@@ -270,7 +270,7 @@ pub(super) fn stop_command((context, flow): FlowKey, stop: Stop) -> Option<StopC
 /// Logs how a flow has ended, and how long its generation took.
 fn log_end(engine: &Engine) {
     let Flow { id, context_id, name, status, generation, created_at, .. } = engine.flow();
-    // Of one that was run again the record does not say since when: its first job was ready then.
+    // The record does not say when a rerun began; its first job was ready then.
     let again = || engine.nodes().iter().filter(|node| node.generation == *generation);
     let began =
         if generation.0 > 1 { again().filter_map(|node| node.ready_time).min() } else { Some(*created_at) };
@@ -294,7 +294,7 @@ fn count_off(run: &mut LoadedFlow, load: &mut RunnerLoad, engine: &Engine, step:
     for dispatch in &step.dispatches {
         run.placed.extend(dispatch.nodes.iter().map(|node| (*node, dispatch.runner)));
     }
-    // What was sent was counted when its place was chosen; what was found under way was not.
+    // Dispatched attempts were counted when their runner was selected; attempts found under way were not.
     for change in &step.changed {
         let node = engine.node(change.node);
         if let (true, Some(runner)) = (under_way(node.state), node.runner)

@@ -65,7 +65,7 @@ impl Stage {
         });
     }
 
-    /// Has the first step made of a flow of one job.
+    /// Makes the driver prepare the first step of a flow of one job.
     fn begin(&mut self) -> (Box<ProvisionalFlow>, AssignedFlowIds) {
         let name = |text: &str| text.parse::<Name>().expect("a name");
         let node = NodeSpec::new(name("only"), JobSpec::inline(ScriptType::Shell, "true".to_owned()));
@@ -173,7 +173,7 @@ async fn a_flow_whose_fate_is_unknown_leaves_nothing_behind() {
     let (begun, stored) = stage.begin();
     stage.take(SchedulerEvent::FirstStepStored(begun, None));
     assert!(stage.driver.early.is_empty() && stage.driver.flows.is_empty());
-    // What is said of it later has it read.
+    // A later report makes the driver read the flow.
     stage.take(SchedulerEvent::Reports(vec![((ROUTER, 1), ended(&stored))]));
     assert!(stage.driver.flows.contains_key(&(CONTEXT, FLOW)));
     // And nothing counts as under way at its place.

@@ -8,7 +8,7 @@ use futures_util::future::BoxFuture;
 use tokio::runtime::Handle;
 use tonic::Status;
 
-/// Runs a change where its caller waits. When the caller goes away the rest of it runs in a task: nothing is left half done.
+/// Runs a change while its caller waits. If the caller goes away, the rest runs in a task, so that no change stays half done.
 pub(super) async fn run_to_completion<T: Send + 'static>(
     change: impl Future<Output = Result<T, Status>> + Send + 'static,
 ) -> Result<T, Status> {

@@ -180,7 +180,7 @@ impl FlowService for FlowRpc {
         let flow = run_to_completion(self.submitter.clone().submit_job(actor, request.into_inner())).await?;
         self.metrics.flows_submitted.inc();
         let reader = self.reader(actor, flow.context_id, flow.id);
-        // It was submitted rightfully and goes on; who waits for it has to be somebody who may see it.
+        // The submission was allowed and the job runs; only an actor that may still see it may wait for it.
         let (outcome, directory) = (job::outcome(reader, wait), Arc::clone(&self.directory));
         let context = ContextId(flow.context_id);
         tokio::select! {

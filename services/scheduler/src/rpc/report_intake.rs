@@ -1,4 +1,4 @@
-//! `ReportIntakeService`: what attempts report, and flows that came as messages.
+//! `ReportIntakeService`: reports of attempts, and flows that arrive as messages.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -79,15 +79,15 @@ impl ReportIntakeService for ReportRpc {
     }
 }
 
-/// The actor, what it asks for, and the message that asks. A message is one request, however often it comes: its key, and
-/// after an `@` what tells it from others that had the key before.
+/// Returns the actor, its submission and the message's key. A message is one request, however often it arrives. The
+/// request id is its key; after an `@` it may carry a part that distinguishes it from earlier messages of the same key.
 fn parse_submission(request: SubmitForRequest) -> Result<(ActorId, SubmitFlowRequest, String), rpc::Error> {
     let SubmitForRequest { on_behalf_of, submit, message_key } = request;
     let mut violations = Violations::new();
     if on_behalf_of == 0 {
         violations.add("on_behalf_of", "name the actor whose message it is");
     }
-    let submit = violations.take("submit", submit.ok_or("say what is submitted"));
+    let submit = violations.take("submit", submit.ok_or("give the flow to submit"));
     if !message_key.starts_with(&format!("message:{on_behalf_of}:")) {
         violations.add("message_key", "the key of a message of that actor, as message:<caller>:<id>");
     }
@@ -102,11 +102,11 @@ fn parse_submission(request: SubmitForRequest) -> Result<(ActorId, SubmitFlowReq
 /// Stream of answers to a router.
 struct ReportStreamReceiver {
     answers: mpsc::Receiver<ReportResponse>,
-    /// Dropped behind the answers: what was asked over the stream by then is asked again.
+    /// Dropped after the answers, so that every query sent over the stream is sent again.
     _asks: StreamLossGuard,
 }
 
-/// The logs that are asked for over a stream.
+/// Guard that marks log queries sent over a stream as unsent when the stream ends.
 struct StreamLossGuard {
     of: LogReadClient,
     id: ReportStreamId,
@@ -127,7 +127,7 @@ impl ReportStreamReceiver {
     }
 }
 
-/// Takes in what a router says until it says no more.
+/// Receives a router's reports until its stream ends.
 async fn serve(driver: &Handle, link: ReportStreamId, mut requests: Streaming<ReportRequest>) {
     loop {
         match requests.message().await {
@@ -153,7 +153,7 @@ fn parse(
     let parse = |IncomingReport { report_id, report_json }| match serde_json::from_slice(&report_json) {
         Ok(report) => Some(((link, report_id), report)),
         Err(error) => {
-            // The router has checked it. It is not acknowledged: another version of this service may read it.
+            // The router has checked the report. It is not acknowledged: another version of this service may read it.
             tracing::error!(%error, "a router sent a report that cannot be read");
             None
         }

@@ -1,7 +1,7 @@
 //! Watching the flows of a context: a snapshot of those that match, then each change of one of them.
 //!
-//! The snapshot is read after a position, page by page, and all that happened since that position is told before it is closed:
-//! no flow and no end falls between them. A change that a page shows already is left out, so that no flow goes back.
+//! The snapshot is read after a position, page by page, and everything that happened since that position is sent before it is
+//! closed: no flow and no end falls between them. A change that a page already shows is left out, so that no flow goes back.
 
 use std::collections::HashMap;
 
@@ -35,7 +35,7 @@ pub enum ContextFlowsStart {
 }
 
 impl ContextFlowsStart {
-    /// The beginning that a caller asks for.
+    /// Start that a caller requests.
     #[must_use]
     pub fn of(snapshot: FlowSnapshot, resume_position: String) -> Self {
         match snapshot {
@@ -109,7 +109,7 @@ impl ContextFlowsReader {
             ask(&self.store, self.is_patient, |mut store| async move { store.read_flow(request).await });
         match read.await {
             Ok(answer) => Ok(answer.flow.and_then(|record| record.flow)),
-            // Where the context is gone as well, the events say so.
+            // If the context is gone as well, the events say so.
             Err(status) if status.code() == Code::NotFound => Ok(None),
             Err(status) => Err(status),
         }
@@ -178,7 +178,7 @@ impl ContextFlowsWatch {
                     let place = if in_snapshot { String::new() } else { position.clone() };
                     self.change(&change, revision_of(&position), place).await?;
                 }
-                // All that was there has come.
+                // The stream has sent everything that existed when it began.
                 None if std::mem::take(&mut in_snapshot) => {
                     self.shown = HashMap::new();
                     self.send(Answer::SnapshotEnd(SnapshotEnd {}), position).await?;
@@ -246,8 +246,8 @@ impl ContextFlowsWatch {
         Ok(())
     }
 
-    /// The flow in short after a change. Of one from before events said whose flow it is, the flow says it; nothing when that is
-    /// gone, or does not match.
+    /// Summary of the flow after a change. An old event does not say whose flow it is, so the flow itself is read; nothing when that
+    /// is gone or does not match.
     async fn summary(&self, change: &FlowEvent, revision: Revision) -> Result<Option<FlowSummary>, Status> {
         if let Some(summary) = convert::flow::summary_at(change, revision) {
             return Ok(Some(summary));

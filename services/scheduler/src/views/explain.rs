@@ -1,4 +1,4 @@
-//! Why a node is where it is: what is stored and what the registry sees, put into sentences.
+//! Explains in sentences why a node is in its state, from the stored records and the registry's view.
 
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
@@ -38,7 +38,7 @@ struct NodeFacts {
     node: FlowNode,
     /// The nodes before it.
     before: Vec<FlowNode>,
-    /// Other flows that it waits for, and where they stand; nothing for one that does not exist.
+    /// Other flows that it waits for, with their statuses; nothing for a flow that does not exist.
     flows: Vec<(FlowId, Option<FlowStatus>)>,
     message: Option<ReadMessageResponse>,
     runner: Option<RunnerView>,
@@ -51,7 +51,7 @@ impl Explainer {
         Self { store, runners: Arc::default() }
     }
 
-    /// Where the view of runners has to be kept.
+    /// Shared view of runners; the caller keeps it up to date.
     #[must_use]
     pub fn runners(&self) -> SharedRunners {
         Arc::clone(&self.runners)
@@ -87,7 +87,7 @@ impl Explainer {
             _ => None,
         };
         let runner = node.runner.and_then(|id| {
-            // Nothing panics while it is held.
+            // No code panics while the lock is held.
             let runners = self.runners.read().unwrap_or_else(PoisonError::into_inner);
             runners.get((reader.context, id)).cloned()
         });
@@ -257,7 +257,7 @@ impl NodeFacts {
                 format!("context {context} has no runner {id}"),
             ));
         };
-        // When one that lives was last heard is not told of every time.
+        // `last_seen` of a live runner is not updated with every presence, so it is left out.
         let detail = match (view.live, view.last_seen) {
             (true, _) => format!("runner {id} is alive"),
             (false, None) => format!("runner {id} was never heard; its attempts are lost when it stays away"),
@@ -337,7 +337,7 @@ impl NodeFacts {
     }
 }
 
-/// How many lost attempts are still followed by another one, and what was lost.
+/// Describes how many more lost attempts are followed by another one, and how earlier ones were lost.
 fn losses_left(policy: &NodePolicy, spent: RetryCounters) -> String {
     if !policy.idempotent {
         return "not run again after a loss (`idempotent: false`)".to_owned();

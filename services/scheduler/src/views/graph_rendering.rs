@@ -20,7 +20,7 @@ impl DrawingTooLarge {
     pub fn of(self, nodes: usize) -> rpc::Error {
         let (max, bytes) = (GRAPH_BYTES_MAX, self.bytes);
         let message = format!(
-            "the drawing of {nodes} nodes has {bytes} bytes, and at most {max} are told; read them with ListFlowNodes"
+            "the drawing of {nodes} nodes has {bytes} bytes, at most {max} are sent; read the nodes with ListFlowNodes"
         );
         rpc::Error::new(rpc::ErrorKind::ResourceExhausted, rpc::RpcReason::LimitExceeded, message)
             .with("limit", "bytes of a drawing")
@@ -42,7 +42,7 @@ pub fn draw(flow: &str, nodes: &[FlowNode], format: GraphFormat) -> Result<Strin
     if text.len() > GRAPH_BYTES_MAX { Err(DrawingTooLarge { bytes: text.len() }) } else { Ok(text) }
 }
 
-/// Names are of `[A-Za-z0-9_-]`, so that nothing has to be escaped anywhere here.
+/// Renders a flow as DOT. Names consist of `[A-Za-z0-9_-]`, so nothing here needs escaping.
 fn dot(flow: &str, nodes: &[FlowNode]) -> String {
     let mut text = format!("digraph \"{flow}\" {{\n  rankdir=LR;\n  node [shape=box, style=filled];\n");
     for node in nodes {
@@ -175,8 +175,8 @@ mod tests {
         let many: Vec<FlowNode> = (0..60_000).map(|id| node(id, "a-name-of-some-length", &[])).collect();
         let too_large = draw("demo", &many, GraphFormat::Dot).expect_err("it is too large");
         assert!(too_large.bytes > GRAPH_BYTES_MAX, "{too_large:?}");
-        let told = rpc::ErrorView::from(&tonic::Status::from(too_large.of(many.len())));
-        assert_eq!(told.reason, "LIMIT_EXCEEDED");
-        assert_eq!(told.metadata.get("asked"), Some(&too_large.bytes.to_string()));
+        let view = rpc::ErrorView::from(&tonic::Status::from(too_large.of(many.len())));
+        assert_eq!(view.reason, "LIMIT_EXCEEDED");
+        assert_eq!(view.metadata.get("asked"), Some(&too_large.bytes.to_string()));
     }
 }

@@ -1,4 +1,4 @@
-//! Output of a flow's jobs: what is kept, and what comes. [`supervisor_logs`]: output before the tails that
+//! Output of a flow's jobs, both kept and new. [`supervisor_logs`]: output before the tails that
 //! storage keeps; [`print_times`]: when it was printed.
 
 pub mod print_times;
@@ -140,7 +140,7 @@ impl FlowLogStream {
         self.follow_rest(home, &mut events).await
     }
 
-    /// Sends what comes until the flow has ended.
+    /// Sends new output until the flow has ended.
     async fn follow(&mut self, home: JobKeyPrefix, events: &mut FlowEventStream) -> Result<(), Status> {
         loop {
             let Some(next) = self.pulse.or_due(events.next()).await else {
@@ -161,7 +161,7 @@ impl FlowLogStream {
         }
     }
 
-    /// Sends what comes until every attempt's output was sent to its end, or nothing has come for too long.
+    /// Sends new output until every attempt's output was sent to its end, or no more has arrived for too long.
     async fn follow_rest(&mut self, home: JobKeyPrefix, events: &mut FlowEventStream) -> Result<(), Status> {
         let nodes = self.reader.all_nodes().await?.nodes;
         let mut missing: HashMap<_, _> = nodes
@@ -179,13 +179,13 @@ impl FlowLogStream {
             let Ok(next) = tokio::time::timeout_at(until, events.next()).await else { return Ok(()) };
             if let Some(ContextEvent::Log { job_id, attempt, .. }) = next?.0 {
                 self.send_from(home, job_id, attempt).await?;
-                // Sending may have taken its time, and is not to cut off what comes behind it.
+                // Sending may have taken long, which must not cut off the output that follows.
                 until = Instant::now() + LAST_PIECES_PATIENCE;
             }
         }
     }
 
-    /// Sends what there is of an attempt's output and was not sent yet.
+    /// Sends the available output of an attempt that was not sent yet.
     async fn send_from(&mut self, home: JobKeyPrefix, job: JobId, attempt: Attempt) -> Result<(), Status> {
         let wanted = self.only.is_none_or(|only| only == attempt);
         if !wanted || !self.nodes.contains_key(&job) {
@@ -206,33 +206,33 @@ impl FlowLogStream {
         }
         data.advance(usize::try_from(from.saturating_sub(offset)).unwrap_or(usize::MAX).min(data.len()));
         offset = offset.max(from);
-        let told_by = (runner_id > 0).then_some(RunnerId(runner_id));
-        self.send_before(home, (job, attempt), from..offset, (told_by, &times)).await?;
+        let stored_runner = (runner_id > 0).then_some(RunnerId(runner_id));
+        self.send_before(home, (job, attempt), from..offset, (stored_runner, &times)).await?;
         self.send(job, attempt, (offset, LogSegment::Data(data)), &times).await
     }
 
-    /// Sends what storage does not keep any more, or why it cannot be told.
+    /// Sends output that storage no longer keeps, or the reason why it is not available.
     async fn send_before(
         &mut self,
         home: JobKeyPrefix,
         (job, attempt): (JobId, Attempt),
         mut wanted: Range<u64>,
-        (told_by, times): (Option<RunnerId>, &PrintTimes),
+        (stored_runner, times): (Option<RunnerId>, &PrintTimes),
     ) -> Result<(), Status> {
         let sent_to = || self.nodes.get(&job).filter(|known| known.attempt == attempt)?.runner;
-        let runner = told_by.or_else(sent_to);
+        let runner = stored_runner.or_else(sent_to);
         while !wanted.is_empty() {
-            let told = if self.tail {
+            let segment = if self.tail {
                 LogSegment::Gap(gap(&wanted, LogGapReason::TailOnly, "only the tail was asked for"))
             } else {
                 self.before.read(runner, home.job_key(job, attempt), &wanted).await
             };
             let offset = wanted.start;
-            wanted.start = match &told {
+            wanted.start = match &segment {
                 LogSegment::Data(data) => offset + data.len() as u64,
                 LogSegment::Gap(gap) => gap.end,
             };
-            self.send(job, attempt, (offset, told), times).await?;
+            self.send(job, attempt, (offset, segment), times).await?;
         }
         Ok(())
     }
@@ -241,11 +241,11 @@ impl FlowLogStream {
         &mut self,
         job: JobId,
         attempt: Attempt,
-        (offset, told): (u64, LogSegment),
+        (offset, segment): (u64, LogSegment),
         times: &PrintTimes,
     ) -> Result<(), Status> {
         let Some(LogStreamNode { name, .. }) = self.nodes.get(&job) else { return Ok(()) };
-        let (data, gap) = match told {
+        let (data, gap) = match segment {
             LogSegment::Data(data) => (data, None),
             LogSegment::Gap(gap) => (Bytes::new(), Some(gap)),
         };

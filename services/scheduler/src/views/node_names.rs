@@ -1,4 +1,4 @@
-//! Names of the nodes that others depend on. Records know them by their jobs' numbers, people by their names.
+//! Names of the nodes that others depend on. Records refer to nodes by their jobs' numbers, people by name.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -10,8 +10,8 @@ use tonic::Status;
 
 use crate::views::reader::FlowReader;
 
-/// How many dependencies one answer names: with names of 128 bytes they stay far below the size of a message. A node that
-/// has more, or comes after others that had as many, is told with the numbers alone.
+/// How many dependencies one answer names: with names of 128 bytes they stay far below the size of a message. A node with
+/// more, or after others that used up the number, is sent with job numbers alone.
 const NAMED_MAX: usize = 10_000;
 
 /// Names of nodes of one flow, as far as they were seen or looked up.
@@ -84,9 +84,9 @@ mod tests {
         let mut names = NodeNames::default();
         names.remember(&nodes);
         let home = JobKeyPrefix { context: ContextUid(Uid::from_bits(1)), flow: FlowUid(Uid::from_bits(2)) };
-        let told = names.to_wire(&nodes, home);
-        assert_eq!(told[2].depends_names, ["n2", "n1"]);
-        assert_eq!((told[3].depends.len(), told[3].depends_names.len()), (NAMED_MAX, 0));
-        assert_eq!(told[4].depends_names, ["n1", "n2"]);
+        let wire = names.to_wire(&nodes, home);
+        assert_eq!(wire[2].depends_names, ["n2", "n1"]);
+        assert_eq!((wire[3].depends.len(), wire[3].depends_names.len()), (NAMED_MAX, 0));
+        assert_eq!(wire[4].depends_names, ["n1", "n2"]);
     }
 }

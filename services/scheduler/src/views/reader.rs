@@ -1,4 +1,4 @@
-//! Reads one flow in the name of one actor: what watches and log streams stand on.
+//! Reads one flow on behalf of one actor; watches and log streams build on it.
 
 use model::{ActorId, Attempt, ContextEvent, ContextId, FlowId, FlowNode, JobId, Name, Revision, limits};
 use proto::convert::node::JobKeyPrefix;
@@ -105,7 +105,7 @@ impl FlowReader {
         read.flow.ok_or_else(|| bad_store("a flow without its record"))
     }
 
-    /// The flow with its first nodes, and its events from there on: nothing is missing that is in neither.
+    /// The flow with its first nodes, and its events from there on: no change falls between them.
     ///
     /// # Errors
     /// As storage's.
@@ -143,7 +143,7 @@ impl FlowReader {
         rpc::Error::new(kind, rpc::RpcReason::NotFound, message).with("job", shown).into()
     }
 
-    /// Some nodes, by job id; those that are not there are left out.
+    /// Some nodes, by job id; nodes that do not exist are left out.
     ///
     /// # Errors
     /// As storage's.
@@ -160,7 +160,7 @@ impl FlowReader {
         Ok(nodes)
     }
 
-    /// Where the message stands that carried an attempt.
+    /// Delivery status of the message that carried an attempt.
     ///
     /// # Errors
     /// As storage's.
@@ -238,8 +238,8 @@ impl FlowReader {
         self.ask(|mut store| async move { store.read_log(request).await }).await
     }
 
-    /// The flow's events after a position, from now on when it is empty. The first answer is there:
-    /// from it on nothing is missed, also where storage is away for a while.
+    /// The flow's events after a position, from now on when it is empty. Returns once the first answer has arrived:
+    /// from it on no event is missed, even if storage is away for a while.
     ///
     /// # Errors
     /// As storage's; OUT_OF_RANGE when the position is gone.
@@ -281,7 +281,7 @@ where
     }
 }
 
-/// Where storage is asked for events, and for those behind which position.
+/// Source of events: the store, and the position after which to read.
 #[derive(Debug)]
 struct FlowEventSource {
     store: FlowStoreClient,
@@ -295,10 +295,10 @@ impl Resumable for FlowEventSource {
 
     async fn open(&mut self) -> Result<BoxStream<WatchEventsResponse>, Status> {
         let mut answers = self.store.watch_events(self.request.clone()).await?.into_inner();
-        // The first one says where it begins.
+        // The first answer says where the stream begins.
         let first = rpc::first_answer(&mut answers).await?;
         self.request.position = first.position;
-        // Another stream goes on from there.
+        // A further stream resumes from there and needs no nodes.
         self.request.first_nodes = 0;
         self.first = first.flow.zip(first.first_nodes);
         Ok(Box::pin(answers))

@@ -1,10 +1,10 @@
 //! Watching a flow: a snapshot, then each change once.
 //!
-//! The snapshot is read after a position, and what happened since that position is told before the snapshot is
-//! closed: nothing falls between them. What the snapshot already shows is left out by comparing revisions.
+//! The snapshot is read after a position, and changes since that position are sent before the snapshot is
+//! closed: nothing falls between them. Changes that the snapshot already shows are left out by comparing revisions.
 //!
-//! From then on every answer follows from one event alone: watchers from the same position, at any time, are
-//! told the same.
+//! From then on every answer follows from one event alone: watchers from the same position receive the same
+//! answers at any time.
 
 use model::{ContextEvent, FlowEvent, FlowStatus, JobId, Revision};
 use proto::convert;
@@ -24,7 +24,7 @@ pub struct FlowWatch {
     /// Nodes that the snapshot shows: up to this id, as of this revision.
     shown: Vec<(JobId, Revision)>,
     flow_shown: Revision,
-    /// The flow as it was read last: of it only what does not change is told with an event.
+    /// The flow as it was read last; answers to events use only its fields that do not change.
     flow: Flow,
 }
 
@@ -48,12 +48,12 @@ impl FlowWatch {
         let mut events = if in_snapshot {
             self.snapshot().await?
         } else {
-            // Before its events are asked for: of a flow that ends in between, the end is still to come, behind all that was there.
+            // The flow is read before its events are requested: if it ends in between, its end still follows as an event.
             self.flow = self.reader.flow().await?;
             self.reader.events(resume_position).await?
         };
         self.reader.is_patient = true;
-        // Of a flow that has ended, its revision: nothing follows what was there, unless it is run again.
+        // Revision of a flow that has ended: no event follows the existing ones, unless the flow is run again.
         let mut over = is_end(&self.flow).then_some(Revision(self.flow.revision));
         let mut reached = events.begin.clone();
         loop {
@@ -65,7 +65,7 @@ impl FlowWatch {
             let (event, position) = next?;
             reached.clone_from(&position);
             let Some(event) = event else {
-                // All that was there has come.
+                // The stream has sent everything that existed when it began.
                 if std::mem::take(&mut in_snapshot) {
                     self.send(Answer::SnapshotEnd(SnapshotEnd {}), position).await?;
                 }
@@ -86,8 +86,8 @@ impl FlowWatch {
         }
     }
 
-    /// Sends the flow and its nodes; gives the events of which they may lack some. All that comes while it is read belongs to the
-    /// snapshot.
+    /// Sends the flow and its nodes; returns the events since then, some of which they may lack. Everything that arrives while the
+    /// pages are read belongs to the snapshot.
     async fn snapshot(&mut self) -> Result<FlowEventStream, Ended> {
         let (flow, page, events) = self.reader.flow_to_watch().await?;
         self.flow = flow;
@@ -106,7 +106,7 @@ impl FlowWatch {
         if is_one_page {
             return Ok(events);
         }
-        // What came while the other pages were read belongs to the snapshot as well: asked for again, it ends behind that.
+        // Changes while the other pages were read belong to the snapshot as well: requested again, its events end behind those changes.
         Ok(self.reader.events(events.begin).await?)
     }
 
@@ -127,7 +127,7 @@ impl FlowWatch {
             ContextEvent::Flow(change) if revision > self.flow_shown => {
                 let ends = change.status.is_some_and(FlowStatus::is_end);
                 if ends && change.result.is_none() {
-                    // It has its result now, and nothing else of it changes until it is run again.
+                    // The flow has its result now, and nothing else about it changes until it is run again.
                     self.flow = self.reader.flow().await?;
                 }
                 self.send(Answer::Flow(convert::flow::apply_event(&self.flow, &change, revision)), place)

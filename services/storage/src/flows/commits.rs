@@ -57,7 +57,7 @@ pub(crate) struct FlowCommit {
     pub(crate) messages: Vec<DispatchMessage>,
     /// When to look at the flow again.
     pub(crate) due: Option<Timestamp>,
-    /// How many of the inputs that were pushed it has taken up.
+    /// How many of the pushed inputs the step has taken up.
     pub(crate) inputs_taken: u32,
     /// The flow only waits.
     pub(crate) rests: bool,
@@ -158,7 +158,7 @@ pub(crate) enum CommitRejectionKind {
 }
 
 /// Errors that Redis returns temporarily: missing replicas, a failover, credentials
-/// that are being changed. Nothing is wrong with the commit.
+/// that are being changed. The commit itself is fine.
 const PASSING: [&str; 9] = [
     "NOREPLICAS",
     "NOPERM",
@@ -180,7 +180,7 @@ impl CommitRejection {
         let kind = match error {
             Error::NotFound(_) => CommitRejectionKind::Gone,
             Error::ContextDeleting => CommitRejectionKind::ContextDeleting,
-            // It was not applied. Sent again it finds what its flow has become.
+            // The commit was not applied. A resend shows what has become of its flow.
             Error::StoreWentBack => CommitRejectionKind::UnknownOutcome,
             Error::Store(kv::Error::Refused { code, message }) => {
                 let kind = match code.as_str() {
@@ -190,7 +190,7 @@ impl CommitRejection {
                 };
                 return Self::new(kind, format!("{code} {message}"));
             }
-            // Not reached, out of memory or of disk: nothing was applied, but sending it again is right as well.
+            // Redis was not reached, or is out of memory or disk. Whether or not the commit was applied, a resend is right.
             Error::Store(cause) => return Self::new(CommitRejectionKind::UnknownOutcome, cause),
             _ => CommitRejectionKind::Invalid,
         };
@@ -202,7 +202,7 @@ impl Store {
     /// Applies a step, and hands its messages to a router that is connected.
     ///
     /// # Errors
-    /// Says why it was not applied, or that this is not known.
+    /// The reason why the step was not applied, or that the outcome is not known.
     pub(crate) async fn commit(
         &self,
         commit: FlowCommit,
@@ -217,7 +217,7 @@ impl Store {
         let router = if commit.messages.is_empty() { None } else { routers.pick() };
         let name = router.as_ref().map(|router| router.name()).unwrap_or_default();
         let change = change_of(&tenant, &commit, (&outputs, &ended), caller, name, now);
-        // Of one that was applied before, this is not the change that the stream has.
+        // A commit that was applied before has its events in the stream from that change, so none are reported.
         let read = |value: Value| {
             let mut parts = value.array()?.into_iter();
             let mut next = || parts.next().unwrap_or(Value::Nil);
@@ -229,10 +229,13 @@ impl Store {
         service::crash_point("storage.commit.after");
         let revision = answer.map_err(|error| CommitRejection::of(&error))?;
         if revision < 0 && router.is_some() {
-            // Whoever was chosen then may not have been sent them, and nobody else holds them.
+            // The router that was chosen at that time may not have received the messages, and no other router holds them.
             let keys: Vec<_> = commit.messages.iter().map(|message| message.key).collect();
             if let Err(error) = self.send_held(&tenant, routers, &keys, now).await {
-                tracing::warn!(context = %tenant.id, %error, "what was committed before is sent when its hold ends");
+                tracing::warn!(
+                    context = %tenant.id, %error,
+                    "messages committed before are sent when their holds end"
+                );
             }
         } else if let Some(router) = &router {
             for message in commit.messages {
@@ -243,9 +246,9 @@ impl Store {
     }
 }
 
-/// A record is a key of its own that the script writes: a job, a message, and what `others` counts: sets of those
-/// who refer to a blob, and messages that were sent before. All nodes of a flow stand in one; how many of its fields change is limited by itself, and each
-/// comes with the job that mirrors it.
+/// Checks the size of a commit. Each record is one Redis key that the script writes: a job, a message, or one of `others` (the set of
+/// references to a blob, or a message sent before). All nodes of a flow are in one key. The number of its fields that change has a
+/// limit of its own, and each field comes with the job that mirrors it.
 fn check_size(commit: &FlowCommit, others: usize) -> Result<(), CommitRejection> {
     let nodes = commit.nodes.len();
     let records = nodes + commit.messages.len() + others + FLOW_RECORDS;
@@ -368,7 +371,7 @@ fn outputs_of(nodes: &[NodeChange]) -> Vec<(usize, BlobHash)> {
     const FIELD: &[u8] = b"\"outputs\":{";
     let mut found = Vec::new();
     for (i, node) in nodes.iter().enumerate() {
-        // Only a node that completed has any; the others are not even searched.
+        // Only completed nodes have outputs; the others are not even searched.
         if node.job_status != "finished" || !node.json.windows(FIELD.len()).any(|part| part == FIELD) {
             continue;
         }

@@ -1,4 +1,4 @@
-//! Flows are created: with all their nodes and started, by one change, or empty, to be filled.
+//! Creation of flows: with all their nodes and started, by one change, or empty, to be filled later.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -26,7 +26,7 @@ use crate::tenants::audit::AuditRecord;
 use crate::tenants::permission::{self, ContextAction};
 use crate::tenants::quotas::Quota;
 
-/// How often, a second apart, the owner is told of a flow that may have been created.
+/// How often, a second apart, the owner is notified of a flow that may have been created.
 const TELL_TRIES: u32 = 60;
 
 /// Initial nodes, owner and first step of a flow that is started by the change that creates it.
@@ -80,7 +80,7 @@ impl Store {
         request: Option<&IdempotencyKey>,
         (routers, now): (&StorageRouters, Timestamp),
     ) -> Result<CreatedFlow> {
-        // More than one script takes is added in parts, and its first step is made anew.
+        // Nodes beyond the limit of one script are added in parts, and the first step is then made again.
         let beginning = beginning.filter(|beginning| beginning.fits());
         let nodes = beginning.map(|beginning| beginning.nodes.as_slice()).unwrap_or_default();
         if nodes.len() > ADD_NODES_MAX {
@@ -124,7 +124,7 @@ impl Store {
             match self.create_flow_in(&creating, actor, request).await {
                 Err(Error::ContextChanged(_)) => {}
                 result => {
-                    // What a refusal was decided by may be what the store has lost.
+                    // Not after a refusal: it may rest on a record that the store has lost.
                     if result.is_ok() {
                         tenant.last_context.set(context);
                     }
@@ -177,7 +177,7 @@ impl Store {
                 }
                 Err(Error::Store(kv::Error::Refused { code, message })) if code == "JOB_IDS_GIVEN" => {
                     tenant.job_ids.skip(new.caller, message.parse().unwrap_or_default());
-                    // The id that was chosen is still nobody's.
+                    // The chosen flow id is still free.
                     drawn = Some(id);
                 }
                 Err(error) => return Err(error),
@@ -187,7 +187,7 @@ impl Store {
     }
 }
 
-/// Returns true if a decision based on an earlier read of the context may be different by now.
+/// Returns true if the error may come from an outdated read of the context, so that a new read may decide differently.
 const fn may_be_over(error: &Error) -> bool {
     matches!(
         error,
@@ -242,7 +242,7 @@ impl FlowCreation<'_> {
         let first = reserved.first;
         (flow.status, flow.owner, flow.epoch) = (FlowStatus::Started, Some(*owner), Epoch(1));
         match step {
-            // Nothing of it may lie before its making, whose clock is another.
+            // No event of the flow may precede its creation, although the scheduler's clock differs from ours.
             Some(step) => (flow.created_at, flow.deadline) = (step.made.min(self.now), step.deadline),
             None => {
                 let secs = new.spec.deadline_secs;
@@ -376,7 +376,7 @@ impl FlowCreation<'_> {
     }
 }
 
-/// The answer, the revision of a flow that was made, and what that has told the stream.
+/// Splits the answer into the revision of a created flow, the events it wrote to the stream, and the rest.
 fn made(value: Value) -> kv::Result<(Option<u64>, Value, Vec<Value>)> {
     let mut answer = value.array()?;
     match answer.as_slice() {
@@ -388,11 +388,11 @@ fn made(value: Value) -> kv::Result<(Option<u64>, Value, Vec<Value>)> {
     }
 }
 
-/// A creation that may have taken effect while nobody heard of it: its answer was lost, or whoever asked has gone away. Unless the
-/// rescue is taken out before, dropping it begins that.
+/// Guard for a creation that may have taken effect unnoticed: its answer was lost, or its caller has gone away. Dropping the guard
+/// starts the recovery, unless that was taken out before.
 struct CreationRecoveryGuard(Option<CreationRecovery>);
 
-/// Has the messages of a flow sent that may have been created, and its owner told.
+/// Recovery of a flow that may have been created: sends its messages and notifies its owner.
 struct CreationRecovery {
     store: Store,
     tenant: Arc<TenantStore>,
@@ -405,25 +405,28 @@ impl CreationRecovery {
     async fn run(self) {
         let (id, uid) = self.flow;
         for _ in 0..TELL_TRIES {
-            let told = async {
+            let notified = async {
                 self.store.send_held(&self.tenant, &self.routers, &self.messages, Timestamp::now()).await?;
                 self.tenant.touch(id, uid).await
             };
-            match told.await {
+            match notified.await {
                 Ok(()) => break,
                 Err(error) => {
-                    tracing::debug!(flow = id.0, %error, "nobody was told of a flow that may be new")
+                    tracing::debug!(
+                        flow = id.0, %error,
+                        "the owner of a flow that may be new could not be notified, trying again"
+                    )
                 }
             }
             tokio::time::sleep(Duration::from_secs(1)).await;
         }
-        // Replicas list what is theirs when Redis is back, and holds end: nothing is lost.
+        // Nothing is lost: replicas list their flows once Redis is back, and the holds of messages end.
     }
 }
 
 impl Drop for CreationRecoveryGuard {
     fn drop(&mut self) {
-        // Without a runtime the process ends, and routers connect to its next life.
+        // Without a runtime the process is ending, and routers connect to its next start.
         if let Some(rescue) = self.0.take()
             && let Ok(runtime) = tokio::runtime::Handle::try_current()
         {
@@ -458,15 +461,15 @@ pub(crate) struct JobIdAllocator(Mutex<HashMap<ActorId, JobIdCounter>>);
 /// The ids of one caller.
 #[derive(Debug, Clone, Copy, Default)]
 struct JobIdCounter {
-    /// The last that is known to be given.
+    /// Last id that is known to be issued.
     given: u32,
-    /// The last that is being tried.
+    /// Last id that is being tried.
     tried: u32,
-    /// How many flows are being created with ids that are tried.
+    /// How many flows are being created with reserved ids.
     open: u32,
 }
 
-/// Ids that are tried, until it is dropped. When nobody tries any more, those that were not given are tried again.
+/// Reservation of ids that are being tried; ends on drop. Once no reservation is open, ids that were not issued are tried again.
 struct JobIdReservation<'a> {
     ids: &'a JobIdAllocator,
     caller: ActorId,
@@ -476,7 +479,7 @@ struct JobIdReservation<'a> {
 }
 
 impl JobIdAllocator {
-    /// So many ids, one after the other, that nobody was given.
+    /// Reserves `count` consecutive ids that have not been issued.
     async fn reserve(
         &self,
         tenant: &TenantStore,

@@ -1,6 +1,6 @@
 //! The first step of a flow, which its owner has made before the flow had its numbers.
 //!
-//! Of its events and executions only the numbers are read; the rest stays as it came, also what this version does not know.
+//! Only the numbers in its events and executions are parsed. The rest is kept as received, including fields unknown to this version.
 
 use bytes::Bytes;
 use model::{ContextId, ContextUid, ExecutionHead, FlowId, JobId, JobKey, JsonCursor, Timestamp};
@@ -20,7 +20,7 @@ pub(crate) struct FirstStep {
     pub(crate) deadline: Option<Timestamp>,
     /// When it was made.
     pub(crate) made: Timestamp,
-    /// How many bytes came.
+    /// Number of bytes received.
     pub(crate) bytes: usize,
 }
 
@@ -151,8 +151,8 @@ mod tests {
         let json = format!(r#"{{"job_key":"{before}","context_id":0,"flow_id":0,"node":"a","new":[1]}}"#);
         let execution = StepExecution::read(&json.into()).expect("it is one").numbered(numbers);
         let after = key(context_uid, 42);
-        let told = format!(r#"{{"job_key":"{after}","context_id":7,"flow_id":8,"node":"a","new":[1]}}"#);
-        assert_eq!(execution, told);
+        let expected = format!(r#"{{"job_key":"{after}","context_id":7,"flow_id":8,"node":"a","new":[1]}}"#);
+        assert_eq!(execution, expected);
         let json = Bytes::from_static(br#"{"kind":"node","flow_id":0,"job_id":2,"state":"ready","new":{}}"#);
         let event = StepEvent::read(&json).expect("it is one").numbered(numbers);
         assert_eq!(event, br#"{"kind":"node","flow_id":8,"job_id":42,"state":"ready","new":{}}"#);

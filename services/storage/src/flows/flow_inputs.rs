@@ -29,7 +29,7 @@ pub(crate) struct PushedFlowInput {
 }
 
 impl Store {
-    /// Keeps something for a flow's owner and tells the owner. Says whether it changed nothing.
+    /// Stores an input for a flow's owner and notifies the owner. Returns whether it changed nothing.
     pub(crate) async fn push_input(
         &self,
         context: ContextId,
@@ -91,8 +91,8 @@ impl Store {
         Err(Error::ContextChanged(context))
     }
 
-    /// Reads what was pushed after the `known` oldest, up to the size of a page: whoever is given something
-    /// asks again.
+    /// Reads the inputs after the `known` oldest, up to the size of a page. The caller asks again until
+    /// the answer is empty.
     pub(crate) async fn read_inputs(
         &self,
         context: ContextId,
@@ -124,7 +124,7 @@ impl Store {
         Ok(tenant.connection.cmd(Cmd::new("HKEYS").arg(&key)).await?.texts()?)
     }
 
-    /// Tells where `awaited` stands, and has `flow` touched when it ends. Nothing: there is no such flow.
+    /// Reads the status of `awaited`, and registers `flow` for a touch when it ends. Nothing: there is no such flow.
     pub(crate) async fn await_flow(
         &self,
         context: ContextId,

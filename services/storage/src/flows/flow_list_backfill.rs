@@ -1,8 +1,8 @@
-//! Lists of flows by status, where a version has left some out that kept none.
+//! Repair of the lists of flows by status, for flows that an older version without such lists has changed.
 //!
-//! Scripts keep the lists as they change a flow's status. Every storage looks once, before its first sweep, whether a context
-//! has them at all, and from time to time whether they are whole: while storages are replaced by newer ones, one that
-//! knows nothing of them may have changed a flow.
+//! Scripts update the lists when they change a flow's status. Every storage checks once, before its first sweep, whether a context
+//! has the lists at all, and from time to time whether they are complete: during an upgrade, a storage that does not know the lists
+//! may have changed a flow.
 
 use std::sync::atomic::Ordering;
 
@@ -40,7 +40,7 @@ impl TenantStore {
         if !is_whole {
             changes += self.list_all(&self.flows, now).await?;
         }
-        // What changes is what has not ended: an entry that another version has left there is seen by its record.
+        // Only flows that have not ended change; the record of a flow shows when another version has left a wrong entry.
         for status in FlowStatus::ALL.into_iter().filter(|status| !is_whole || !status.is_end()) {
             changes += self.list_all(&self.keys.flows_of(status), now).await?;
         }

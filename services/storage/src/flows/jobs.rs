@@ -1,4 +1,4 @@
-//! Jobs: those that belong to no flow yet, and those that are nodes of one, as they are kept.
+//! Stored jobs: those that belong to no flow yet, and those that are nodes of a flow.
 
 use std::collections::BTreeSet;
 
@@ -17,7 +17,7 @@ use crate::tenants::audit::AuditRecord;
 use crate::tenants::permission::{self, ContextAction};
 use crate::tenants::quotas::Quota;
 
-/// Jobs that are looked at for one page, when most of them are of others.
+/// Jobs that are scanned for one page, when most of them belong to other callers.
 const JOBS_SCANNED_MAX: usize = 10_000;
 /// Jobs that are read in one round trip.
 const JOBS_READ: usize = 200;
@@ -32,7 +32,7 @@ pub(crate) struct JobFilter {
 }
 
 impl Store {
-    /// Keeps a job that belongs to no flow, or gives the one that the same request made before.
+    /// Stores a job that belongs to no flow, or returns the one that the same request created before.
     pub(crate) async fn create_job(
         &self,
         context: ContextId,
@@ -210,7 +210,7 @@ impl Store {
             permission::allow_for(&context, actor, ContextAction::DeleteJob, caller)?;
             let key = request.map(|request| tenant.keys.request(actor, &request.id));
             let found = job_at(&tenant, caller, job).await;
-            // After the job: whoever removes it remembers the request with that.
+            // Read after the job, since a removal records the request in the same change.
             if was_carried_out(&tenant.connection, key.as_deref(), request).await? {
                 return Ok(());
             }
@@ -251,7 +251,7 @@ async fn job_at(tenant: &TenantStore, caller: ActorId, job: JobId) -> Result<Sto
     kept_job(caller, job, value)?.ok_or_else(|| Error::not_found("job", format_args!("{caller}:{job}")))
 }
 
-/// Jobs; nothing in the places of those that are gone.
+/// Reads jobs; nothing in place of each one that is gone.
 async fn jobs_at(tenant: &TenantStore, keys: &[(ActorId, JobId)]) -> Result<Vec<Result<Option<StoredJob>>>> {
     if keys.is_empty() {
         return Ok(Vec::new());

@@ -72,7 +72,7 @@ pub(crate) struct FlowRestart {
 /// A node to be added.
 #[derive(Debug, Clone)]
 pub(crate) struct NewNode {
-    /// The node's JSON, as it is to be kept.
+    /// The node's JSON, as it is to be stored.
     pub(crate) json: Bytes,
     /// The node, parsed from `json`.
     pub(crate) node: FlowNode,
@@ -126,7 +126,7 @@ impl Store {
         self.flow_of(id, value.map_err(|error| Error::of_record(error, format_args!("flow {id}")))?)
     }
 
-    /// The flow in the answer to `HMGET` of what is read of flows.
+    /// Parses a flow from the answer to `HMGET` of the fields that are read of flows.
     pub(crate) fn flow_of(&self, id: FlowId, value: Value) -> Result<StoredFlow> {
         let fields = RecordFields::of_some(format_args!("flow {id}"), &record::flow::READ, value)?;
         let stored = fields.map(|mut fields| record::flow::read(&mut fields)).transpose()?.flatten();
@@ -148,7 +148,7 @@ impl Store {
         Ok(stored.flow.caller_id)
     }
 
-    /// Adds nodes to a flow that is being created, in place of what it has there. Doing it again changes
+    /// Adds nodes to a flow that is being created, replacing nodes at the same positions. A repetition changes
     /// nothing.
     pub(crate) async fn add_nodes(
         &self,
@@ -172,7 +172,7 @@ impl Store {
         Ok(())
     }
 
-    /// Adds what one script can take.
+    /// Adds as many nodes as one script can take.
     async fn add_part(
         &self,
         (context, flow, uid): (ContextId, FlowId, FlowUid),
@@ -212,7 +212,7 @@ impl Store {
         Err(Error::ContextChanged(context))
     }
 
-    /// Starts a flow that has all its nodes. Without an owner, whoever its uid gives is told.
+    /// Starts a flow that has all its nodes. Without an owner, the replica that its uid selects is notified.
     pub(crate) async fn start_flow(
         &self,
         (context, flow, uid): (ContextId, FlowId, FlowUid),
@@ -322,7 +322,7 @@ impl Store {
         Ok(MessageId(u32::try_from(first).unwrap_or_default()))
     }
 
-    /// Starts an ended flow again. Says whether this call has done it, or the same request before.
+    /// Starts an ended flow again. Returns whether this call did it; otherwise the same request did it before.
     pub(crate) async fn restart_flow(
         &self,
         (context, flow, uid): (ContextId, FlowId, FlowUid),
@@ -410,7 +410,7 @@ pub(crate) fn parts_of(mut nodes: &[NewNode]) -> Vec<&[NewNode]> {
             blobs.extend(node.job.blobs().map(|blob| blob.sha256));
             bytes += node.bytes();
             count += 1;
-            // The next one may add as much as a node can, and still fits.
+            // The next node still fits, even if it adds as many records as a node can.
             let records = count + blobs.len() + limits::JOB_FILES_MAX + ADD_RECORDS;
             if records >= limits::COMMIT_RECORDS_MAX || bytes >= PART_BYTES_MAX {
                 break;

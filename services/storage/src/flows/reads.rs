@@ -50,9 +50,9 @@ pub(crate) struct LogTail {
     pub(crate) offset: u64,
     /// The bytes.
     pub(crate) data: Vec<u8>,
-    /// A runner record of the supervisor that told the last of it.
+    /// Runner record of the supervisor that sent the last piece.
     pub(crate) runner: Option<RunnerId>,
-    /// When it was printed, from the byte on that was asked for.
+    /// Print times, from the requested byte on.
     pub(crate) times: Vec<PrintTime>,
 }
 
@@ -80,7 +80,7 @@ pub(crate) struct FlowPage {
     pub(crate) flows: Vec<StoredFlow>,
     /// For the next page; empty: there is none.
     pub(crate) next: String,
-    /// For whoever is to watch them: the position after which nothing is missing that is not in them.
+    /// For watchers: a position such that these nodes and the events after it together miss nothing.
     pub(crate) position: Option<EventPosition>,
 }
 
@@ -91,11 +91,11 @@ pub(crate) struct FlowFilter {
     pub(crate) status: Option<FlowStatus>,
     /// Only of this actor.
     pub(crate) caller: Option<ActorId>,
-    /// Only those whose name begins so.
+    /// Only flows whose name begins with this.
     pub(crate) name_prefix: String,
-    /// Only those made then or later.
+    /// Only flows created at this time or later.
     pub(crate) created_from: Option<Timestamp>,
-    /// Only those made before.
+    /// Only flows created before this time.
     pub(crate) created_before: Option<Timestamp>,
 }
 
@@ -140,16 +140,16 @@ impl NodeFilter {
     }
 }
 
-/// Where a listing of the flows that have something to do goes on.
+/// Where a listing of the flows that have something to do continues.
 #[derive(Debug, Clone)]
 pub(crate) enum ActiveCursor {
-    /// Among those that have it now.
+    /// Among flows that have something to do now.
     Now(String),
-    /// Among those that have it at a time.
+    /// Among flows that are due at a time.
     Due(String),
 }
 
-/// Where a message stands, as it is kept.
+/// Stored delivery state of a message.
 #[derive(Debug, Clone)]
 pub(crate) struct MessageState {
     /// `dispatched`, `acknowledged`, `processed` or `error`.
@@ -165,7 +165,7 @@ pub(crate) struct MessageState {
 }
 
 impl Store {
-    /// Reads a flow; for whoever is to watch it, with the position after which nothing is missing that is not in it.
+    /// Reads a flow; for watchers, with a position such that the flow and the events after it together miss nothing.
     pub(crate) async fn read_flow(
         &self,
         context: ContextId,
@@ -184,7 +184,7 @@ impl Store {
         Ok((stored, context.uid))
     }
 
-    /// A page of flows, newest first; for whoever is to watch them, without variables and results, and with a position.
+    /// Reads a page of flows, newest first; for watchers, without variables and results, and with a position.
     pub(crate) async fn read_flows(
         &self,
         context: ContextId,
@@ -197,7 +197,7 @@ impl Store {
         let mut after = page.cursor(self.coordinator(), PagedCollection::Flows, &bound_to)?;
         let (tenant, _, mut answers) = self
             .read(context, asker, |tenant, pipeline| {
-                // Before the flows: what happens between the two is in them, and told again.
+                // The position is read before the flows: changes between the two are in the flows and are sent again as events.
                 if to_watch {
                     pipeline.cmd(newest(&tenant.events, 1));
                 }
@@ -234,8 +234,8 @@ impl Store {
         }
     }
 
-    /// Flows by their ids, each with its place in the list and about how many bytes it has; those that are
-    /// gone or going are nothing.
+    /// Reads flows by id, each with its position in the list and its approximate size in bytes; nothing for a flow
+    /// that is gone or being removed.
     async fn flows_of(
         &self,
         tenant: &TenantStore,
@@ -277,7 +277,7 @@ impl Store {
     ) -> Result<NodePage> {
         let (tenant, seen, mut answers) = self
             .read(context, asker, |tenant, pipeline| {
-                // The position comes first: what happens between that and the rest is in the rest, and told again.
+                // The position is read first: changes after it are in what is read next, and are sent again as events.
                 if to_watch {
                     pipeline.cmd(newest(&tenant.events, 1));
                 }
@@ -298,7 +298,7 @@ impl Store {
         let token = |place: u32| {
             page.token(self.coordinator(), PagedCollection::Nodes, &bound_to, Some(u64::from(place)))
         };
-        // Whoever names nodes is given them all, as far as they fit.
+        // A caller that names nodes receives all of them, as far as they fit.
         let size = if filter.jobs.is_empty() { page.size } else { filter.jobs.len() };
         let mut places = filter.places(&stored, u32::try_from(from).unwrap_or(u32::MAX)).peekable();
         let (context_uid, flow_uid) = (seen.uid, stored.flow.uid);
@@ -342,7 +342,7 @@ impl Store {
             .await
             .map_err(|error| error.at_record(format_args!("flow {flow}")))?;
         let stored = self.flow_of(flow, answers.pop().unwrap_or(Value::Nil))?;
-        // Whoever owns it builds on this, also when it was written through another storage.
+        // The flow's owner builds on this state, even when another storage has written it.
         tenant.note_last(context.uid).await?;
         Ok((tenant, stored, context.uid))
     }
@@ -372,8 +372,8 @@ impl Store {
         Ok((loaded, (next < stored.node_count).then_some(next)))
     }
 
-    /// Some of the flows of a context that have something to do, each with when, and where to go on; nothing
-    /// after the last. One may come twice.
+    /// Lists some flows of a context that have something to do, each with its due time, and the cursor to continue;
+    /// nothing after the last. A flow may be listed twice.
     pub(crate) async fn active_flows(
         &self,
         tenant: &TenantStore,
@@ -438,7 +438,7 @@ impl Store {
         })
     }
 
-    /// Reads what is kept of an attempt's output, from byte `offset` on.
+    /// Reads the stored part of an attempt's output, from byte `offset` on.
     pub(crate) async fn read_log(
         &self,
         context: ContextId,
@@ -462,7 +462,7 @@ impl Store {
             return Ok(LogTail { offset, data: Vec::new(), runner: None, times: Vec::new() });
         }
         let times = times_from(&times.optional_text()?.unwrap_or_default(), offset);
-        // What is from before it was noted has none.
+        // Output that was stored before runners were noted has none.
         let runner = if runner.is_nil() { 0 } else { runner.uint()? };
         let runner = u32::try_from(runner).ok().filter(|runner| *runner > 0).map(RunnerId);
         let (mut data, start) = (data.bytes()?, start.uint()?);
@@ -506,7 +506,7 @@ async fn flow_ids_before(
     Ok(ids)
 }
 
-/// Nodes from place `from` on, each with its place and its job. The jobs of a flow follow one after the other.
+/// Reads nodes from position `from` on, each with its position and its job. The job ids of a flow are consecutive.
 pub(crate) async fn nodes_of(
     tenant: &TenantStore,
     stored: &StoredFlow,

@@ -1,6 +1,6 @@
 //! Removing a flow with all that belongs to it: a few hundred keys a script, the flow's own record last.
 //!
-//! A flow that is going is marked so; whoever asks again goes on where another one stopped.
+//! A flow that is being removed is marked so; a repeated request continues where an interrupted one stopped.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::store::{PERMISSION_TRIES, RequestPrincipal, Store, TenantStore};
 use crate::tenants::audit::AuditRecord;
 use crate::tenants::permission::{self, ContextAction};
 
-/// Keys that one script removes, about: the last job may add as many as it has files.
+/// Approximate number of keys that one script removes: the last job may add as many as it has files.
 const KEYS_MAX: usize = 700;
 /// Entries that one step of a scan looks at.
 const SCAN_COUNT: usize = 1000;
@@ -51,8 +51,8 @@ impl RemovalBatch {
 }
 
 impl Store {
-    /// Removes a flow that has ended, or was never started and is not wanted any more; one at this revision, if one is named. Gives the
-    /// attempts that supervisors need not keep.
+    /// Removes a flow that has ended or was never started, provided that it is at the expected revision, if any. Returns the attempts
+    /// that supervisors need not keep.
     pub(crate) async fn remove_flow(
         &self,
         context: ContextId,
@@ -62,19 +62,19 @@ impl Store {
         now: Timestamp,
     ) -> Result<Vec<ForgettableAttempts>> {
         let actor = asker.actor()?;
-        // The same request has had it removed before.
+        // Without a value, the same request has removed the flow before.
         let begun = self.begin_removal(context, (flow, expected), actor, request, now).await?;
         let Some((tenant, stored)) = begun else { return Ok(Vec::new()) };
         let mut attempts = BTreeMap::new();
         match self.remove_begun(&tenant, &stored, &mut attempts, now).await {
-            // Somebody else who removes it was faster.
+            // A concurrent removal was faster.
             Err(Error::NotFound(_)) => {}
             result => result?,
         }
         Ok(forgettable_by_runner(context, attempts))
     }
 
-    /// Removes what there is of a flow that is going, and notes its attempts by the runner records that they were sent to.
+    /// Removes everything left of a flow that is marked, and notes its attempts by the runner records that they were sent to.
     async fn remove_begun(
         &self,
         tenant: &TenantStore,
@@ -116,7 +116,7 @@ impl Store {
             let (tenant, context, mut answers) = self
                 .read(context, RequestPrincipal::Actor(actor), |tenant, pipeline| {
                     pipeline.cmd(Cmd::new("HMGET").arg(&tenant.keys.flow(flow)).args(record::flow::READ));
-                    // After the flow: whoever removes it remembers the request first.
+                    // Read after the flow, since a removal records the request first.
                     if let Some(request) = request {
                         let key = tenant.keys.request(actor, &request.id);
                         pipeline.cmd(Cmd::new("HMGET").arg(&key).arg("hash").arg("flow_uid"));
@@ -132,7 +132,7 @@ impl Store {
             }
             let mut fields = fields.ok_or_else(|| Error::not_found("flow", flow))?;
             let stored = record::flow::read_any(&mut fields)?;
-            // Another one has the number by now.
+            // Another flow has the number by now.
             if then.is_some_and(|then| then != stored.flow.uid.to_string()) {
                 return Ok(None);
             }
@@ -157,7 +157,7 @@ impl Store {
                 ]);
             match tenant.call(call).await {
                 Err(Error::ContextChanged(_)) => {}
-                // Somebody else who removes it was faster, perhaps for the same request.
+                // A concurrent removal was faster, perhaps for the same request.
                 Err(Error::NotFound(_)) if request.is_some() => {}
                 Err(error) => return Err(error),
                 Ok(_) => return Ok(Some((tenant, stored))),
@@ -190,7 +190,7 @@ impl Store {
         while from < stored.node_count {
             let (mut jobs, mut attempts) = (Vec::new(), Vec::new());
             for (_, job, json) in nodes_of(tenant, stored, from, NODES_READ).await? {
-                // Of a node that cannot be read at least the first attempt is removed.
+                // For a node that cannot be read, at least the first attempt is removed.
                 attempts.push(serde_json::from_slice::<FlowNode>(&json).map_or(1, |node| node.attempt.0));
                 jobs.push(job);
             }
@@ -232,8 +232,8 @@ impl Store {
         remove(tenant, stored, batch, now).await
     }
 
-    /// Removes entries of a flow that is gone from the sets of those that have something to do: one that it
-    /// waited for may have put it there.
+    /// Removes entries of a flow that is gone from the sets of flows that have something to do: a flow that it
+    /// waited for may have added it.
     pub(crate) async fn forget_flow(&self, tenant: &TenantStore, flow: FlowId, now: Timestamp) -> Result<()> {
         let pattern = format!("{flow}-*");
         let mut entries = Vec::new();
@@ -268,7 +268,7 @@ async fn note_attempts(
         pipeline.cmd(Cmd::new("HMGET").arg(message).arg("to").arg("job_keys"));
     }
     for answer in tenant.connection.pipeline(&pipeline).await? {
-        // What a program has left in its place names none.
+        // A value that a program has put under the key names no attempts.
         let Ok([runner, keys]) = answer.and_then(Value::tuple) else { continue };
         let (Ok(runner), Ok(keys)) = (runner.text(), keys.text()) else { continue };
         let Ok(runner) = runner.parse::<RunnerId>() else { continue };
@@ -278,7 +278,7 @@ async fn note_attempts(
     Ok(())
 }
 
-/// Everything that a scan of one key gives.
+/// Collects everything that a scan of one key returns.
 async fn scan_all(
     connection: &kv::KvConnection,
     scan: &str,
@@ -308,7 +308,7 @@ fn removed_then(asked: Value, request: Option<&IdempotencyKey>) -> Result<Option
     }
 }
 
-/// The blobs that each job refers to: its script, its files, and those it made.
+/// Collects the blobs that each job refers to: its script, its files, and its outputs.
 async fn blobs_of(tenant: &TenantStore, stored: &StoredFlow, jobs: &[JobId]) -> Result<Vec<Vec<BlobHash>>> {
     if jobs.is_empty() {
         return Ok(Vec::new());
@@ -326,7 +326,7 @@ async fn blobs_of(tenant: &TenantStore, stored: &StoredFlow, jobs: &[JobId]) -> 
     let mut all = Vec::with_capacity(jobs.len());
     for (answer, node) in answers.into_iter().zip(nodes) {
         let fields = RecordFields::of_some("job", &record::job::READ, answer?)?;
-        // A job that cannot be read goes as well; what it refers to stays, which costs only space.
+        // A job that cannot be read is removed as well; the blobs it refers to stay, which costs only space.
         let spec = fields.and_then(|fields| record::job::read(fields).ok());
         let mut hashes: Vec<BlobHash> =
             spec.iter().flat_map(model::JobSpec::blobs).map(|blob| blob.sha256).collect();

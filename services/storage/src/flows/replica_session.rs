@@ -1,4 +1,4 @@
-//! A scheduler replica's stream: its lease, who else lives, and which of its flows others have touched.
+//! Session of a scheduler replica: its lease, the live replicas, and the flows of it that others have touched.
 
 use keys::FlowRef;
 use model::ContextId;
@@ -18,9 +18,9 @@ const TOUCHED_MAX: usize = 1000;
 pub(crate) enum ReplicaEvent {
     /// Replicas that are alive.
     Replicas(LiveReplicas),
-    /// There is something new from others for these flows of the replica.
+    /// Others have touched these flows of the replica.
     Touched(Vec<(ContextId, FlowRef)>),
-    /// There may be something new for any of its flows.
+    /// Any of its flows may have been touched.
     Resync,
 }
 
@@ -45,7 +45,7 @@ pub(crate) struct ReplicaSession {
 }
 
 impl ReplicaSession {
-    /// Takes the lease. From now on no touch is missed without a word.
+    /// Takes the lease. From now on, missed touches are followed by a resync.
     pub(crate) async fn begin(
         hub: &EventHub,
         replicas: &ReplicaLeases,
@@ -58,10 +58,10 @@ impl ReplicaSession {
         Ok(Self { name, replica, replicas: replicas.clone(), live, touches, went_back, out })
     }
 
-    /// Tells what there is to tell, until the replica ends or leaves.
+    /// Sends events to the replica until it ends or leaves.
     ///
     /// # Errors
-    /// When the lease is lost, or what the replica knows is void.
+    /// When the lease is lost, or the replica's state is void because Redis lost changes.
     pub(crate) async fn run(&mut self, beats: &mut mpsc::Receiver<ReplicaHeartbeat>) -> Result<()> {
         let live = self.live.borrow_and_update().clone();
         self.say(ReplicaEvent::Replicas(live)).await;
@@ -96,9 +96,9 @@ impl ReplicaSession {
 
     async fn beat(&self) -> Result<()> {
         match self.replicas.renew(&self.name, &self.replica).await {
-            // Nobody else can take the lease while Redis is away; the next beat tells.
+            // No other replica can take the lease while Redis is away; the next heartbeat shows whether it still holds.
             Err(Error::Store(error)) => {
-                tracing::warn!(replica = self.name, %error, "a lease could not be prolonged");
+                tracing::warn!(replica = self.name, %error, "a lease could not be renewed");
                 Ok(())
             }
             result => result,
@@ -108,14 +108,14 @@ impl ReplicaSession {
     async fn look_around(&mut self) -> Result<()> {
         let live = self.live.borrow_and_update().clone();
         if live.get(&self.name).is_none_or(|known| known.owner != self.replica.owner) {
-            // The list may have been read just before the last beat; the lease itself says.
+            // The list may have been read just before the last heartbeat, so the lease itself is checked.
             self.beat().await?;
         }
         self.say(ReplicaEvent::Replicas(live)).await;
         Ok(())
     }
 
-    /// Tells of a touched flow, and of all others that are known to be touched by now.
+    /// Sends a touched flow, together with all others whose touches have arrived by now.
     async fn touched(&mut self, first: FlowHint) {
         let (mut flows, mut next) = (Vec::new(), Ok(first));
         let live = self.live.borrow().clone();
@@ -143,7 +143,7 @@ impl ReplicaSession {
     }
 
     async fn say(&self, news: ReplicaEvent) {
-        // Whoever listened may have left, which is noticed elsewhere.
+        // The replica may have left, which is noticed elsewhere.
         let _ = self.out.send(Ok(news)).await;
     }
 }

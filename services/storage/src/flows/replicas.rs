@@ -1,7 +1,7 @@
-//! The scheduler replicas that live: each holds a lease for as long as it is heard.
+//! Live scheduler replicas: each holds a lease as long as its heartbeats arrive.
 //!
-//! The leases stand in Redis and end by its clock. A list of them is kept here and read again when one
-//! comes or goes, and when the next one ends unless it was renewed meanwhile.
+//! The leases are stored in Redis and expire by its clock. A list of them is cached here. It is read again when
+//! a replica comes or goes, and when the next lease expires unless it is renewed before.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ const RETRY: Duration = Duration::from_secs(1);
 pub(crate) struct ReplicaIncarnation {
     /// Owner id of this start.
     pub(crate) owner: OwnerId,
-    /// Where it is reached; empty: in this process.
+    /// Address of the replica; empty: in this process.
     pub(crate) address: String,
 }
 
@@ -68,7 +68,7 @@ struct ReplicaLeasesInner {
     /// How long a lease lasts.
     lease: Duration,
     live: watch::Sender<LiveReplicas>,
-    /// Held while reading, so that an older list never replaces a newer one. When the next lease ends.
+    /// Time at which the next lease ends. Locked while reading, so that an older list never replaces a newer one.
     reading: Mutex<Option<Instant>>,
 }
 
@@ -78,16 +78,16 @@ impl ReplicaLeases {
         Self(Arc::new(ReplicaLeasesInner { store, lease, live, reading: Mutex::default() }))
     }
 
-    /// Follows who lives.
+    /// Subscribes to the list of live replicas.
     pub(crate) fn live(&self) -> watch::Receiver<LiveReplicas> {
         self.0.live.subscribe()
     }
 
-    /// Takes the lease of `name`, from whatever start of it had it, and reads who lives with it. `again`: it
-    /// held the lease before and goes on with what it knows.
+    /// Takes the lease of `name` from any earlier start of the replica, and reads the live replicas. `again`: the replica
+    /// held the lease before and keeps its state in memory.
     ///
     /// # Errors
-    /// [`Error::LeaseLost`] when it goes on, and the lease has ended meanwhile.
+    /// [`Error::LeaseLost`] with `again`, when the lease has ended meanwhile.
     pub(crate) async fn acquire(&self, name: &str, replica: &ReplicaIncarnation, again: bool) -> Result<()> {
         let deed = if again { LeaseOperation::Resume } else { LeaseOperation::Acquire };
         self.change(name, replica, deed).await?;
@@ -129,7 +129,7 @@ impl ReplicaLeases {
         }
     }
 
-    /// Reads who lives, and when the next lease ends.
+    /// Reads the live replicas, and when the next lease ends.
     pub(crate) async fn read(&self) -> Result<Option<Instant>> {
         let mut reading = self.0.reading.lock().await;
         let store = &self.0.store;

@@ -17,7 +17,7 @@ use crate::store::TenantStore;
 const COUNTED_AT_ONCE: usize = 200;
 
 impl TenantStore {
-    /// Counts what is in the context and was not counted when it was made.
+    /// Counts the records of the context that were not counted when they were created.
     pub(crate) async fn count_kept(&self, now: Timestamp) -> Result<()> {
         if self.counted.load(Ordering::Relaxed) {
             return Ok(());

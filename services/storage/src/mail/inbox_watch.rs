@@ -1,4 +1,4 @@
-//! Handing out what an actor received, as long as it has not acknowledged it.
+//! Watches of inboxes: deliver messages that the actor has not acknowledged yet.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ pub(crate) struct InboxWatch {
     pub(crate) asker: RequestPrincipal,
     /// Owner of the inbox; the principal itself if not given.
     pub(crate) actor: Option<ActorId>,
-    /// The watch ends after what is there now.
+    /// The watch ends after the messages that exist now.
     pub(crate) only_present: bool,
 }
 
@@ -139,7 +139,7 @@ impl InboxWatchTask {
                     Err(broadcast::error::RecvError::Closed) => return false,
                 },
                 changed = self.went_back.changed() => {
-                    // What was handed out may have other places by now: everything is, again.
+                    // Messages that were handed out may have other positions by now, so all are handed out again.
                     self.after.clear();
                     return changed.is_ok();
                 }
@@ -153,7 +153,7 @@ impl InboxWatchTask {
     }
 
     async fn say(&mut self, messages: Vec<MessageRecord>) {
-        // A watcher that left is noticed by whoever called.
+        // The caller notices when the watcher has left.
         let _ = self.out.send(Ok(messages)).await;
         self.pulse.sent();
     }

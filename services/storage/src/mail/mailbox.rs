@@ -1,4 +1,4 @@
-//! Letters that arrive, are read, are removed, or are sent again.
+//! Direct messages that arrive, are read, are removed, or are sent again.
 
 use std::time::Duration;
 
@@ -50,20 +50,23 @@ impl MailAcceptance {
     }
 
     fn unknown_recipient() -> Self {
-        Self::refused(MailRefusalReason::UnknownRecipient, "nobody of that key takes letters there")
+        Self::refused(
+            MailRefusalReason::UnknownRecipient,
+            "no actor with that key can receive messages there",
+        )
     }
 }
 
-/// Why a letter is not taken.
+/// Reason why a direct message is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MailRefusalReason {
-    /// No actor has that key, or it has no role where the letter is to go.
+    /// No actor has that key, or it has no role in the target context.
     UnknownRecipient,
     /// The message is for the admins of a context, and none of them is an actor.
     NoAdmins,
-    /// The letter names no context, and its recipient has no home context.
+    /// The message names no context, and its recipient has no home context.
     NoHomeContext,
-    /// The context takes only what its sender signed.
+    /// The context accepts only messages that their sender signed.
     Unverified,
     /// The signature does not fit.
     BadSignature,
@@ -73,7 +76,7 @@ pub(crate) enum MailRefusalReason {
     InboxFull,
     /// The text, the topic or the signature is too long.
     TooLarge,
-    /// Another coordinator says that it is from an actor of this one, who has not signed it.
+    /// Another coordinator names an actor of this one as the sender, but that actor has not signed the message.
     ForgedSender,
 }
 
@@ -99,10 +102,10 @@ impl MailRefusalReason {
     }
 }
 
-/// A letter that arrived.
+/// A direct message that arrived.
 #[derive(Debug)]
 pub(crate) struct IncomingDirectMessage {
-    /// The letter.
+    /// The message.
     pub(crate) letter: DirectMessage,
     /// The sender's signature was checked and fits.
     pub(crate) verified: bool,
@@ -110,7 +113,7 @@ pub(crate) struct IncomingDirectMessage {
     pub(crate) foreign: bool,
 }
 
-/// A letter that may be put into an inbox.
+/// Delivery of a direct message into inboxes, unless it is refused.
 struct InboxDelivery<'a> {
     letter: &'a DirectMessage,
     /// Another coordinator has brought it.
@@ -119,12 +122,12 @@ struct InboxDelivery<'a> {
     signed: Option<(String, String)>,
     /// Owners of the inboxes that it goes to: one actor, or the context's admins.
     recipients: &'a [ActorId],
-    /// Why it is refused, unless it came before.
+    /// Reason of the refusal, which does not apply to a repeated message.
     refusal: Option<(MailRefusalReason, String)>,
 }
 
 impl Store {
-    /// Puts a letter into its recipient's inbox, once; one for a context's admins into each of theirs.
+    /// Puts a direct message into its recipient's inbox, once; a message for a context's admins goes into each of their inboxes.
     pub(crate) async fn accept_letter(
         &self,
         arrival: &IncomingDirectMessage,
@@ -154,7 +157,7 @@ impl Store {
         };
         let home = actor.as_ref().and_then(|actor| actor.home_context);
         let Some(context) = letter.target_context.or(home) else {
-            let detail = "the recipient has no home context, and the letter names none";
+            let detail = "the recipient has no home context, and the message names none";
             return Ok(MailAcceptance::refused(MailRefusalReason::NoHomeContext, detail));
         };
         for _ in 0..PERMISSION_TRIES {
@@ -209,7 +212,7 @@ impl Store {
         }
     }
 
-    /// Takes messages out of the inbox of `actor`, or of whoever asks, and says how many were in it until now.
+    /// Takes messages out of the inbox of `actor`, by default the principal's own; returns how many of them were in it.
     pub(crate) async fn acknowledge(
         &self,
         context: ContextId,
@@ -219,7 +222,7 @@ impl Store {
         request: Option<&IdempotencyKey>,
         now: Timestamp,
     ) -> Result<u32> {
-        // Who asks for nothing is judged all the same.
+        // The permission is checked even for an empty request.
         let (mut count, nothing) = (0, keys.is_empty().then_some(keys));
         for (part, keys) in nothing.into_iter().chain(keys.chunks(ACKNOWLEDGED_MAX)).enumerate() {
             count += self.acknowledge_some(context, (asker, actor), (part, keys), request, now).await?;
@@ -302,7 +305,7 @@ impl Store {
             // Its sender's and its recipient's alike.
             let owner = if message.is_owned_by(actor) { actor } else { BOOTSTRAP };
             permission::allow_for(&context, actor, ContextAction::DeleteMessage, owner)?;
-            // Of one that nobody here received this is an inbox that is not there.
+            // A message that no actor here received has no recipient: 0 names an inbox that does not exist.
             let owner = message.recipient().unwrap_or_default();
             let record = tenant.keys.message(key.caller, key.id);
             let (msg_in, inbox) = (tenant.keys.msg_in(), tenant.keys.inbox(owner));
@@ -339,7 +342,7 @@ impl Store {
         Err(Error::ContextChanged(context))
     }
 
-    /// Gives a dead letter into a router's care again, under the same key.
+    /// Hands a dead letter to a router again, under the same key.
     pub(crate) async fn resend(
         &self,
         context: ContextId,
@@ -393,8 +396,8 @@ impl Store {
         Err(Error::ContextChanged(context))
     }
 
-    /// The key that a letter is from when it is sent now: the one that has signed it, as long as it counts, and without a
-    /// signature the one in force. Empty for what no actor here has sent. Otherwise why it is not sent.
+    /// Sender key of a direct message that is sent now: the key that signed it, if still valid, or without a signature the key
+    /// in force. Empty if no actor here sent the message. Otherwise the reason why it is not sent.
     async fn sender_now(
         &self,
         message: &MessageRecord,
@@ -413,10 +416,12 @@ impl Store {
             true => keys.iter().find(|key| ***key == message.from_pubkey),
             false => keys.first(),
         };
-        Ok(from.map(|from| (*from).to_owned()).ok_or("is from a key that counts no more: send it anew"))
+        Ok(from
+            .map(|from| (*from).to_owned())
+            .ok_or("is from a key that is no longer valid: send a new message"))
     }
 
-    /// Where an actor of this coordinator is reached by now, as it is kept; empty for whoever has but one address.
+    /// Current addresses of the local actor that a message is for, in stored form; empty if there is no such actor.
     async fn addresses_now(&self, message: &MessageRecord) -> Result<String> {
         let Ok(DirectMessageRecipient::Actor(id)) = message.to.parse() else { return Ok(String::new()) };
         if message.recipient().is_none() {
@@ -430,7 +435,7 @@ impl Store {
     }
 }
 
-/// How long after it was made a letter may be on its way at most.
+/// Longest time after its creation for which a direct message may be in transit.
 const LONGEST: Duration = Duration::from_secs(limits::LETTER_TIMEOUT_SECS_MAX as u64);
 
 fn before(now: Timestamp, earlier: Duration) -> Timestamp {
@@ -438,8 +443,8 @@ fn before(now: Timestamp, earlier: Duration) -> Timestamp {
     Timestamp::from_millis(now.as_millis().saturating_sub(millis))
 }
 
-/// A letter that is sent again has its whole time again, but for what would be longer than anybody remembers that it
-/// arrived.
+/// Expiry of a direct message that is sent again. It has its whole time again, but not beyond the time for which recipients
+/// recognize a repeat.
 fn expiry_again(message: &MessageRecord, now: Timestamp) -> Timestamp {
     let secs = match message.timeout_ack_secs {
         0 => limits::LETTER_TIMEOUT_SECS_DEFAULT,
@@ -524,11 +529,11 @@ async fn deliver(
     let keys = &tenant.keys;
     let mut touched = vec![keys.msg_in(), tenant.letters.clone(), keys.seen(mark_of(&letter.origin))];
     let verified = signed.is_some();
-    // The same signed text is the same letter, wherever somebody takes it up and sends it from.
+    // The same signed text is the same message, whichever coordinator sends it.
     touched.extend(signed.map(|(signer, id)| keys.seen(BlobHash::of(format!("{signer} {id}").as_bytes()))));
     let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
     let inboxes: Vec<String> = recipients.iter().map(ToString::to_string).collect();
-    // Each copy is for the one in whose inbox it is.
+    // Each copy is addressed to the owner of its inbox.
     let posting =
         DirectMessageMetadata { context: context.id, to: "", addresses: &[], timeout_ack_secs: 0, verified };
     let written = record::message_record::write_received(letter, &posting, foreign, now);

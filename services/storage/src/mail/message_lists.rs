@@ -15,7 +15,7 @@ use crate::tenants::permission::{self, ContextAction};
 
 /// Messages that are read at once: each may carry as much as a page of nodes.
 const MESSAGES_READ: usize = 32;
-/// Messages that are looked at for one page, when most of them are others than those that are asked for.
+/// Messages that are scanned for one page, when most of them do not match.
 const MESSAGES_SCANNED_MAX: usize = 10_000;
 /// Entries that one step of a scan of a flow's messages looks at.
 const SCAN_COUNT: usize = 1000;
@@ -23,11 +23,11 @@ const SCAN_COUNT: usize = 1000;
 /// Which messages are listed.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct MessageFilter {
-    /// Only those that carried this flow's nodes; nothing: those that carried none.
+    /// Only messages that carried this flow's nodes; nothing: messages without nodes.
     pub(crate) flow: Option<FlowId>,
-    /// Only of this type.
+    /// Only messages of this type.
     pub(crate) message_type: Option<MessageType>,
-    /// Only those that stand here.
+    /// Only messages in this status.
     pub(crate) status: Option<MessageStatus>,
 }
 
@@ -64,7 +64,7 @@ impl MessageListPosition {
 }
 
 impl Store {
-    /// A message that `asker` may see: a reader, and in any case who sent or received it.
+    /// Reads a message that `asker` may see: as a reader of the context, or as its sender or recipient.
     pub(crate) async fn visible_message(
         &self,
         context: ContextId,
@@ -202,7 +202,7 @@ impl MessageListSource {
             let members = scored(tenant.connection.cmd(ask.arg("LIMIT").arg(offset).arg(count)).await?)?;
             offset += members.len();
             let is_last = members.len() < count;
-            // Those of one change have the same score.
+            // Messages of one change have the same score.
             found.extend(members.into_iter().filter(is_after));
             if is_last || found.len() >= count {
                 found.truncate(count);
@@ -237,7 +237,7 @@ fn scored(answer: Value) -> Result<Vec<MessageListPosition>> {
     Ok(places)
 }
 
-/// Those that carried a flow's nodes, by their numbers: all are its caller's.
+/// Messages that carried a flow's nodes, by their numbers: all belong to its caller.
 async fn messages_of(tenant: &TenantStore, flow: FlowId) -> Result<Vec<MessageListPosition>> {
     let index = tenant.keys.flow_messages(flow);
     let (mut places, mut cursor) = (Vec::new(), "0".to_owned());
@@ -255,12 +255,12 @@ async fn messages_of(tenant: &TenantStore, flow: FlowId) -> Result<Vec<MessageLi
         }
     }
     places.sort_unstable_by(|a, b| b.score.total_cmp(&a.score).then_with(|| b.member.cmp(&a.member)));
-    // A scan may give one twice.
+    // A scan may return an entry twice.
     places.dedup();
     Ok(places)
 }
 
-/// The message that a list or an inbox names; nothing for what is no message of this context.
+/// Parses the message key in a list or an inbox; nothing for anything but a message of this context.
 pub(crate) fn key_of(tenant: &TenantStore, member: &str) -> Option<MessageKey> {
     parse_message_key(member.strip_prefix(tenant.keys.prefix())?)
 }
@@ -273,7 +273,7 @@ async fn messages_at(
     read_messages(tenant, &members, MessageProjection::WithoutText).await
 }
 
-/// Messages by their keys as they stand in Redis; nothing in the places of those that are gone.
+/// Reads messages by their Redis keys; nothing in place of each one that is gone.
 pub(crate) async fn read_messages(
     tenant: &TenantStore,
     members: &[&str],
@@ -292,7 +292,7 @@ pub(crate) async fn read_messages(
             continue;
         };
         messages.push(match answer {
-            // Others may have named what is no message.
+            // Other programs may have listed a key that is not a message.
             Err(kv::Error::Refused { code, .. }) if code == "WRONGTYPE" => None,
             answer => record::message_record::read(key, extent, answer?)?,
         });
@@ -300,7 +300,7 @@ pub(crate) async fn read_messages(
     Ok(messages)
 }
 
-/// About how large it is on the wire.
+/// Approximate size of a message on the wire, in bytes.
 pub(crate) fn bytes_of(message: &MessageRecord) -> usize {
     let logs: usize = message.logs.iter().map(|entry| entry.text.len() + 16).sum();
     let jobs: usize = message.job_keys.iter().map(|key| key.len() + 4).sum();

@@ -29,7 +29,7 @@ use crate::store::{PERMISSION_TRIES, RequestPrincipal, Store, TenantStore};
 use crate::tenants::audit::AuditRecord;
 use crate::tenants::permission::{self, ContextAction};
 
-/// For whom a message is.
+/// Recipient of a direct message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum DirectMessageRecipient {
     /// An actor of this coordinator.
@@ -84,10 +84,10 @@ impl DirectMessageRecipient {
     }
 }
 
-/// A letter to be sent.
+/// A direct message to be sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NewDirectMessage {
-    /// For whom.
+    /// Recipient.
     pub(crate) to: DirectMessageRecipient,
     /// The context at the recipient's coordinator; nothing for its home context.
     pub(crate) target_context: Option<ContextId>,
@@ -106,7 +106,8 @@ pub(crate) struct NewDirectMessage {
 }
 
 impl NewDirectMessage {
-    /// A letter of these parts, of which some could not be read. Notes what is wrong with the others, by the names of the API.
+    /// Builds a direct message from its parts, some of which could not be parsed. Collects violations of the others under the API's
+    /// field names.
     pub(crate) fn of_parts(
         (to, message_type): (Option<DirectMessageRecipient>, Option<MessageType>),
         (target_context, format): (Option<ContextId>, MessageFormat),
@@ -170,7 +171,7 @@ pub(crate) struct MessageAddressing {
     pub(crate) verified: bool,
 }
 
-/// From where a letter is sent, and as whom.
+/// Context and sender of a direct message.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct DirectMessageSender {
     /// Context that the message is sent from.
@@ -182,8 +183,8 @@ pub(crate) struct DirectMessageSender {
 }
 
 impl Store {
-    /// Looks up who sends a letter and for whom it is, and checks the sender's signature: by any key that counts now. A letter
-    /// is from the key that has signed it, and without a signature from the one in force.
+    /// Looks up the sender and the recipient of a direct message, and checks the sender's signature against the keys valid now. The
+    /// message is from the key that signed it, or without a signature from the key in force.
     pub(crate) async fn address(
         &self,
         context: &Context,
@@ -224,7 +225,7 @@ impl Store {
         }
     }
 
-    /// The admins of a context whom a message without a recipient is for: actors that there are, a bounded number.
+    /// Admins of a context to whom a message without a recipient goes: registered actors, a bounded number.
     pub(crate) async fn registered_admins(&self, context: &Context) -> Result<Vec<ActorId>> {
         let mut there = Vec::new();
         for admin in &context.admins {
@@ -240,7 +241,7 @@ impl Store {
         Ok(there)
     }
 
-    /// Keeps a letter and gives it into a router's care; or gives the one that the same request made before.
+    /// Stores a direct message and hands it to a router; or returns the one that the same request created before.
     pub(crate) async fn publish(
         &self,
         sender: DirectMessageSender,
@@ -299,7 +300,7 @@ impl Store {
         Ok((tenant, context, Some(key)))
     }
 
-    /// A message, whoever asks.
+    /// Reads a message without checking permissions.
     pub(crate) async fn message_record(
         &self,
         tenant: &TenantStore,
@@ -313,19 +314,19 @@ impl Store {
     }
 }
 
-/// Why a message that names no recipient is for nobody.
+/// Describes why a message without a recipient cannot be sent: its context has no registered admin.
 pub(crate) fn no_admins(context: ContextId) -> String {
     format!("no admin of context {context} is registered: name the recipient")
 }
 
-/// The letter as a key of the sender has signed it that counts now.
+/// Checks that a valid key of the sender has signed the message; returns its addressing with that key.
 fn signed(
     sender: &Actor,
     new: &NewDirectMessage,
     addressed: MessageAddressing,
     now: Timestamp,
 ) -> std::result::Result<MessageAddressing, Refusal> {
-    // What is signed says nothing of where it is sent.
+    // The signature does not cover the sending context.
     let nowhere = ContextUid(Uid::from_bits(0));
     let check = |from: &str| {
         let letter = DirectMessage {
@@ -340,7 +341,7 @@ fn signed(
         if !matches!(checked, Err(Refusal::OtherActor { .. })) {
             break;
         }
-        // What is refused names the key in force.
+        // A refusal names the key in force.
         checked = check(key).map_err(|refusal| match refusal {
             Refusal::OtherActor { signer, .. } => {
                 Refusal::OtherActor { signer, claimed: addressed.from.clone() }
@@ -349,7 +350,7 @@ fn signed(
         });
     }
     Ok(match checked? {
-        // What is signed for a shorter time is refused after that.
+        // Recipients refuse the message after the time for which it is signed, which may be shorter.
         Some(SignedDirectMessage { signer, expires, .. }) => MessageAddressing {
             from: signer.to_string(),
             expires_at: addressed.expires_at.min(expires),
@@ -391,7 +392,7 @@ pub(crate) fn letter_of(
     }
 }
 
-/// A letter that is about to be written.
+/// A direct message that is about to be written.
 struct DirectMessageWrite<'a> {
     /// Actor that makes the request.
     actor: ActorId,
@@ -403,7 +404,7 @@ struct DirectMessageWrite<'a> {
 }
 
 impl DirectMessageWrite<'_> {
-    /// Writes it and hands it to a router that is connected. Gives its number, or that of the same request before.
+    /// Writes the message and hands it to a connected router. Returns its number, or that of the same request before.
     async fn write(
         self,
         tenant: &TenantStore,

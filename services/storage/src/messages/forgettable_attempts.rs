@@ -1,6 +1,6 @@
-//! Attempts of flows that are gone: their supervisors are told, through a router, that nobody will ask for them any more.
+//! Attempts of removed flows: a router notifies their supervisors that the attempts are no longer needed.
 //!
-//! Said once, as things stand: what a supervisor that is away keeps of them goes by its own time.
+//! Sent once, without a retry: a supervisor that is away drops its copies when their retention time ends.
 
 use std::collections::BTreeMap;
 
@@ -8,9 +8,9 @@ use model::supervision::JOBS_FORGET_MAX;
 use model::{ContextId, JobKey, RunnerId};
 use tokio::sync::mpsc;
 
-/// Wishes that wait for one router; what is more is not said.
+/// Notices that wait for one router; beyond this number they are dropped.
 pub(crate) const FORGETS_MAX: usize = 1000;
-/// Attempts in one answer, about.
+/// Approximate number of attempts in one answer.
 const TOGETHER_MAX: usize = 10 * JOBS_FORGET_MAX;
 
 /// Attempts that one supervisor may forget.
@@ -24,7 +24,7 @@ pub(crate) struct ForgettableAttempts {
     pub(crate) keys: Vec<JobKey>,
 }
 
-/// The wishes for the attempts of one context, by their runner records.
+/// Groups the attempts of one context into notices, by their runner records.
 pub(crate) fn forgettable_by_runner(
     context: ContextId,
     attempts: BTreeMap<RunnerId, Vec<JobKey>>,
@@ -78,15 +78,15 @@ mod tests {
         }
         let all = (0..=last).map(key).collect();
         let many = forgettable_by_runner(ContextId(2), BTreeMap::from([(RunnerId(3), all)]));
-        assert_eq!(many.iter().map(|wish| wish.keys.len()).collect::<Vec<_>>(), [JOBS_FORGET_MAX, 1]);
-        for wish in many {
-            sender.try_send(wish).expect("room");
+        assert_eq!(many.iter().map(|notice| notice.keys.len()).collect::<Vec<_>>(), [JOBS_FORGET_MAX, 1]);
+        for notice in many {
+            sender.try_send(notice).expect("room");
         }
-        let together = next_forgets(&mut queue).await.expect("wishes");
-        let told: Vec<_> =
-            together.iter().map(|wish| (wish.context.0, wish.runner.0, wish.keys.len())).collect();
+        let together = next_forgets(&mut queue).await.expect("notices");
+        let merged: Vec<_> =
+            together.iter().map(|notice| (notice.context.0, notice.runner.0, notice.keys.len())).collect();
         let half = JOBS_FORGET_MAX / 2;
-        assert_eq!(told, [(1, 1, half + 1), (1, 2, half), (2, 3, JOBS_FORGET_MAX), (2, 3, 1)]);
+        assert_eq!(merged, [(1, 1, half + 1), (1, 2, half), (2, 3, JOBS_FORGET_MAX), (2, 3, 1)]);
         drop(sender);
         assert_eq!(next_forgets(&mut queue).await, None);
     }

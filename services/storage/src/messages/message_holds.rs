@@ -24,14 +24,14 @@ const TAKEN_BYTES_MAX: usize = 2 * limits::COMMIT_BYTES_MAX;
 /// Bytes of the text that says why a message will not arrive.
 const PROBLEM_BYTES_MAX: usize = 8 * 1024;
 
-/// Why a message failed that no router was given before its attempts had ended.
+/// Error of a message whose attempts had all ended before a router received it.
 const OVER: &str = "its attempts had ended before it was sent";
 
 /// Entry of a list of messages, where programs may have put anything.
 #[derive(Debug)]
 struct MessageListEntry {
     bytes: Vec<u8>,
-    /// The message of this context that it names, and how; nothing for what names none.
+    /// Message of this context that the entry names, and its key as text; nothing for any other entry.
     message: Option<(MessageKey, String)>,
 }
 
@@ -89,8 +89,8 @@ pub(crate) fn parse_message_key(text: &str) -> Option<MessageKey> {
 }
 
 impl Store {
-    /// Takes what is out in a context into the hold of `router`, at most [`MESSAGES_MAX`], and says whether
-    /// there may be more. What nobody can deliver is settled with an error.
+    /// Moves waiting messages of a context into the hold of `router`, at most [`MESSAGES_MAX`]; returns whether
+    /// there may be more. Messages that cannot be delivered are settled with an error.
     pub(crate) async fn take_out(
         &self,
         tenant: &TenantStore,
@@ -112,7 +112,7 @@ impl Store {
                 ("dead_letters", &tenant.dead_letters),
             ])
             .to_vec();
-        // What is no message of this context, but anything or of another one, is never touched.
+        // An entry that does not name a message of this context is never touched.
         touched
             .extend(seen.iter().map(|entry| entry.message.as_ref().map_or(&*tenant.msg_out, |(_, key)| key)));
         let call = tenant
@@ -128,12 +128,15 @@ impl Store {
         let more = !taken.is_empty() && (taken.len() >= MESSAGES_MAX || taken.len() < seen.len());
         for entry in seen.iter().take(taken.len()).filter(|entry| entry.message.is_none()) {
             let found = String::from_utf8_lossy(&entry.bytes[..entry.bytes.len().min(200)]);
-            tracing::warn!(context = %tenant.id, %found, "what was pushed is no key of a message of its context");
+            tracing::warn!(
+                context = %tenant.id, %found,
+                "a pushed entry is not the key of a message of its context"
+            );
         }
         Ok((self.read_taken((tenant, router), &seen, (taken, OVER), now).await?, more))
     }
 
-    /// Takes what others hold and do not care for any more into the hold of `router`.
+    /// Moves messages whose hold by another router has ended into the hold of `router`.
     pub(crate) async fn take_expired(
         &self,
         tenant: &TenantStore,
@@ -145,7 +148,7 @@ impl Store {
         self.take_held((tenant, router), &MessageListEntry::list(tenant, seen)?, Some(now), now).await
     }
 
-    /// Reads what `router` holds in a context and prolongs it.
+    /// Reads the messages that `router` holds in a context and renews their holds.
     pub(crate) async fn held_by(
         &self,
         tenant: &TenantStore,
@@ -156,7 +159,7 @@ impl Store {
         self.take_held((tenant, router), &MessageListEntry::list(tenant, all)?, None, now).await
     }
 
-    /// Sends each of `routers` those of these messages that it holds; what it was sent already it is not sent again.
+    /// Sends each of `routers` those of these messages that it holds, unless it has received them already.
     pub(crate) async fn send_held(
         &self,
         tenant: &TenantStore,
@@ -176,7 +179,7 @@ impl Store {
         Ok(())
     }
 
-    /// Takes those whose hold has ended at `until`; without one those that `router` holds already.
+    /// Takes messages whose hold has ended at `until`; without `until`, those that `router` holds already.
     async fn take_held(
         &self,
         (tenant, router): (&TenantStore, &str),
@@ -188,7 +191,7 @@ impl Store {
         while !rest.is_empty() {
             let part = &rest[..rest.len().min(MESSAGES_MAX)];
             let mut touched = vec![tenant.held.as_str(), &tenant.letters];
-            // What names no message is a member of nothing else either.
+            // An entry that names no message has no key; the key of `held` takes its place, which the script leaves alone.
             touched.extend(
                 part.iter().map(|entry| entry.message.as_ref().map_or(&*tenant.held, |(_, key)| key)),
             );
@@ -203,14 +206,14 @@ impl Store {
                 .args(record::routed_message::READ);
             let taken = tenant.call(call).await?.array()?;
             let (done, left) = part.split_at(taken.len().clamp(1, part.len()));
-            // Whoever had it before may have sent it, and lost the settlement.
+            // The router that held a message before may have sent it and lost the settlement.
             held.extend(self.read_taken((tenant, router), done, (taken, ""), now).await?);
             rest = &rest[rest.len().min(MESSAGES_MAX) - left.len()..];
         }
         Ok(held)
     }
 
-    /// Prolongs what `router` holds, and gives what it does not hold any more.
+    /// Renews the holds of `router`; returns the messages that it no longer holds.
     pub(crate) async fn renew(
         &self,
         tenant: &TenantStore,
@@ -228,7 +231,7 @@ impl Store {
         Ok(lost)
     }
 
-    /// Prolongs those of `keys` that `router` holds, and gives them.
+    /// Renews the holds of `router` on `keys`; returns the keys that it holds.
     async fn renew_keys(
         &self,
         tenant: &TenantStore,
@@ -251,7 +254,7 @@ impl Store {
         Ok(keys.iter().zip(is_mine).filter(|(_, is_mine)| *is_mine).map(|(key, _)| key.clone()).collect())
     }
 
-    /// Ends the care for messages of one context.
+    /// Settles messages of one context, which ends their holds.
     pub(crate) async fn settle(
         &self,
         context: ContextId,
@@ -308,7 +311,7 @@ impl Store {
                     None => Err(error),
                 },
             };
-            // It stays held, and is looked at again when that ends. The others have nothing to do with it.
+            // The message stays held and is retried when the hold ends. It must not affect the other messages.
             if let Err(error) = settled {
                 tracing::warn!(context = %tenant.id, key = text, %error, "a message cannot be read now");
                 if matches!(&error, Error::Store(cause) if cause.is_connection_trouble()) {
@@ -340,7 +343,7 @@ fn too_large() -> Error {
     Error::field("message", format!("a message that was pushed has at most {TAKEN_BYTES_MAX} bytes"))
 }
 
-/// Settles what nobody can deliver.
+/// Settles a message that cannot be delivered.
 async fn refuse(tenant: &TenantStore, key: &String, problem: &str, now: Timestamp) -> Result<()> {
     let problem = record::cut(problem, PROBLEM_BYTES_MAX);
     tracing::warn!(context = %tenant.id, key, problem, "a message cannot be delivered");

@@ -1,7 +1,7 @@
-//! Messages that programs push to Redis: they hint at nothing, so whoever wants them waits for them.
+//! Watches for messages that programs push to Redis. Such pushes publish no hint, so a blocking command waits for them.
 //!
-//! In each context that allows it a connection waits for `msg_out` to have an entry. To wait it moves the last entry
-//! to where it is, which Redis does as one step: nothing is ever out of the list.
+//! In each context that allows it, one connection waits until `msg_out` has an entry. The command moves the last entry
+//! to its own position. Redis does this atomically, so no entry ever leaves the list.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,15 +14,15 @@ use tokio::task::{AbortHandle, JoinSet};
 
 use crate::store::TenantStore;
 
-/// How long Redis is asked to wait; then it is asked again.
+/// How long one blocking command waits; then the next one is sent.
 const BLOCK: Duration = Duration::from_secs(60);
-/// After a failure, and while what is there cannot be taken.
+/// Pause after a failure, and while there are entries that cannot be taken.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// A context in which something is out, and where it is told whether all of it was taken.
+/// Context whose `msg_out` has entries, with the channel for the answer whether all of them were taken.
 pub(crate) type PushNotice = (ContextId, oneshot::Sender<bool>);
 
-/// Those who wait, one for each context. They end with it.
+/// Waiting tasks, one for each context. They end on drop.
 #[derive(Debug)]
 pub(crate) struct PushedMessageWatcher {
     found: mpsc::Sender<PushNotice>,
@@ -37,7 +37,7 @@ impl PushedMessageWatcher {
         (Self { found, waiting: HashMap::new(), tasks: JoinSet::new() }, receiver)
     }
 
-    /// From now on these contexts are waited for, and no others.
+    /// Watches these contexts from now on, and no others.
     pub(crate) fn wait_for(
         &mut self,
         tenants: &[Arc<TenantStore>],
@@ -72,15 +72,17 @@ async fn wait(
         match connection.run(&stay, BLOCK, std::future::pending()).await {
             Ok(Value::Nil) => continue,
             Ok(_) => {
-                let (all_taken, told) = oneshot::channel();
+                let (all_taken, answer) = oneshot::channel();
                 if found.send((context, all_taken)).await.is_err() {
                     return;
                 }
-                if told.await == Ok(true) {
+                if answer.await == Ok(true) {
                     continue;
                 }
             }
-            Err(error) => tracing::warn!(%context, %error, "messages that are pushed cannot be waited for"),
+            Err(error) => {
+                tracing::warn!(%context, %error, "waiting for pushed messages failed, trying again")
+            }
         }
         tokio::time::sleep(PAUSE).await;
     }

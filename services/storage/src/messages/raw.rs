@@ -1,7 +1,7 @@
-//! Messages of programs that know nothing of this service: they write the hash, and push its key to `msg_out`.
+//! Messages of programs that bypass this service: they write the hash and push its key to `msg_out`.
 //!
-//! Such a message is as trustworthy as access to this Redis, so that a context has to allow it. Chat and mail go on as
-//! letters, checked as if their caller had asked for them; jobs become a flow, of which a router asks a scheduler.
+//! Such a message is as trustworthy as access to this Redis, so a context must allow it. Chat and mail become direct
+//! messages, checked as if their caller had sent them; jobs become a flow, which a router submits to a scheduler.
 
 pub(crate) mod jobs;
 
@@ -35,10 +35,10 @@ pub(crate) struct MessageHolder<'a> {
 }
 
 impl Store {
-    /// Takes up a message that was pushed. Gives nothing when the router does not hold it any more.
+    /// Takes up a message that was pushed. Returns nothing when the router does not hold it any more.
     ///
     /// # Errors
-    /// Those that [`refusal`] has a text for are lasting.
+    /// Errors for which [`refusal`] has a text are permanent.
     pub(crate) async fn take_up(
         &self,
         holder: MessageHolder<'_>,
@@ -49,7 +49,7 @@ impl Store {
         if !holder.context.settings.raw_publish {
             return Err(Error::NotAllowed("raw_publish is off in this context".to_owned()));
         }
-        // It was taken up before, and comes again: after a restart, or since somebody sends it again.
+        // The message was taken up before and arrives again: after a restart, or since it is sent again.
         let is_known = fields.has("revision");
         let (mut body, written) = self.read_raw(holder.context, key, &mut fields, now).await?;
         if is_known {
@@ -111,7 +111,7 @@ impl Store {
             bytes,
             taken_revision: String::new(),
         }));
-        // What waited for a router has its time from when one took it, or from when it was sent again.
+        // The timeout runs from the moment when a router took the message, or when it was sent again.
         let time = u64::from(timeout_ack_secs) * 1000;
         let since = match expires_at {
             Some(at) if fields.has("revision") => Timestamp::from_millis(at.as_millis().saturating_sub(time)),
@@ -158,7 +158,7 @@ pub(crate) fn refusal(error: &Error) -> Option<String> {
     })
 }
 
-/// A field's value; nothing when it is missing, empty, or wrong, which is noted.
+/// Parses a field; nothing when it is missing, empty, or wrong. A wrong value adds a violation.
 fn parse<T: FromStr<Err: Display>>(
     fields: &mut RecordFields,
     field: &str,
@@ -171,19 +171,22 @@ fn parse<T: FromStr<Err: Display>>(
 /// Checks that the message names the same caller, id and context as its key and its place.
 fn check_place(context: ContextId, key: MessageKey, fields: &mut RecordFields, violations: &mut Violations) {
     if key.caller == ActorId(0) {
-        violations.add("caller_id", "0 is whoever is not from here: name the actor that sends it");
+        violations.add("caller_id", "0 stands for senders elsewhere: name the actor that sends the message");
     }
     for (field, expected) in [("caller_id", key.caller.0), ("id", key.id.0), ("context_id", context.0)] {
         match parse::<u32>(fields, field, violations) {
             Some(found) if found != expected => {
-                violations.add(field, format!("{found}, where its key and its place say {expected}"));
+                violations.add(
+                    field,
+                    format!("is {found}, but the key and the context of the message say {expected}"),
+                );
             }
             _ => {}
         }
     }
 }
 
-/// Seconds until it must be accepted; 0 when it does not say. `timeout` is the older name.
+/// Reads the seconds until the message must be accepted; 0 if not given. `timeout` is the older name.
 fn timeout_ack(fields: &mut RecordFields, violations: &mut Violations) -> u32 {
     let older = parse(fields, "timeout", violations).unwrap_or_default();
     match parse(fields, "timeout_ack", violations).unwrap_or_default() {
@@ -202,7 +205,7 @@ fn read_letter(
         violations.take("to", DirectMessageRecipient::of_message(&fields.text("to")));
     let target_context = parse(fields, "target_context", violations).filter(|id| *id != ContextId(0));
     let format = parse(fields, "message_format_type", violations).unwrap_or(MessageFormat::Text);
-    let said = (fields.text("topic"), fields.text("message"));
+    let content = (fields.text("topic"), fields.text("message"));
     let (whom, how) = ((to, Some(message_type)), (target_context, format));
-    NewDirectMessage::of_parts(whom, how, said, timeout_ack_secs, fields.text("signature"), violations)
+    NewDirectMessage::of_parts(whom, how, content, timeout_ack_secs, fields.text("signature"), violations)
 }

@@ -1,4 +1,4 @@
-//! One router's stream: what it holds is sent to it and cared for while the stream stands.
+//! Session of one router: sends it the messages that it holds and renews their holds while the stream is open.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -25,23 +25,23 @@ const CONTEXTS_AT_ONCE: usize = 16;
 /// Messages of one answer.
 const BATCH_MAX: usize = 64;
 
-/// The care for one router's messages.
+/// Session of one router.
 pub(crate) struct RouterMessageSession {
     hub: EventHub,
     routers: StorageRouters,
     router: Arc<Router>,
     removals: ContextRemovals,
     drops: mpsc::Sender<Vec<PendingContextDrop>>,
-    /// Settlements that Redis could not be told yet.
+    /// Settlements that could not be written to Redis yet.
     unsettled: std::sync::Mutex<Vec<(ContextId, Vec<Settlement>)>>,
-    /// Where it was not looked yet for what the router held before it came.
+    /// Contexts whose messages that the router held before it connected are not read yet.
     ungreeted: std::sync::Mutex<UnsyncedContexts>,
 }
 
 /// Contexts in which a router may hold messages that it was not sent on this stream.
 #[derive(Debug, Default)]
 enum UnsyncedContexts {
-    /// Any: it is not known yet which there are.
+    /// All contexts, since their list is not read yet.
     #[default]
     All,
     /// These.
@@ -69,13 +69,13 @@ pub(crate) struct RouterSessionQueues {
 
 impl Drop for RouterMessageSession {
     fn drop(&mut self) {
-        // Its holds stay: it comes back under its name, or they end and others take them.
+        // The holds stay: the router reconnects under its name, or they end and other routers take the messages.
         self.routers.disconnect(&self.router);
     }
 }
 
 impl RouterMessageSession {
-    /// Begins: from now on commits hand their messages to this router.
+    /// Begins the session: from now on commits hand their messages to this router.
     pub(crate) fn begin(
         hub: EventHub,
         routers: StorageRouters,
@@ -96,10 +96,10 @@ impl RouterMessageSession {
         (taking, RouterSessionQueues { messages, drops, forgets })
     }
 
-    /// Sends again what the router holds, takes what is out, renews, and takes over what others dropped.
-    /// Ends when another stream has taken the router's name.
+    /// Resends the messages that the router holds, takes waiting ones, renews holds, and takes over messages whose hold by
+    /// another router has ended. Ends when another stream has taken the router's name.
     pub(crate) async fn run(&self) {
-        // Before looking around, so that nothing falls between.
+        // Subscribed before the first look, so that nothing falls between.
         let (mut hints, mut looks) = (self.hub.hints(), self.removals.looks());
         let (mut waiting, mut pushed) = PushedMessageWatcher::new();
         self.everywhere(&mut waiting).await;
@@ -126,7 +126,7 @@ impl RouterMessageSession {
                 Some((context, all_taken)) = pushed.recv() => {
                     let place = self.hub.store().tenant_unchecked(context);
                     let drained = self.drain(&place).await;
-                    // Nobody waits for it when the context was given up meanwhile.
+                    // Nothing waits for the answer when the context is no longer watched.
                     let _ = all_taken.send(matches!(drained, Ok(true)));
                     self.report(&place, drained.map(drop));
                 }
@@ -168,7 +168,7 @@ impl RouterMessageSession {
     }
 
     async fn look(&self, tenant: &TenantStore) -> Result<()> {
-        // What this one took now would be held in the name of the other, which is not sent it.
+        // Messages taken now would be held under the router's name but would not reach its newer stream.
         if !self.routers.is_current(&self.router) {
             return Ok(());
         }
@@ -188,8 +188,8 @@ impl RouterMessageSession {
         self.drain(tenant).await.map(drop)
     }
 
-    /// Takes what is out, as far as there is room, unless another stream has taken the router's name. Says whether that
-    /// was all.
+    /// Takes waiting messages, as far as there is room, unless another stream has taken the router's name. Returns whether
+    /// none are left.
     async fn drain(&self, tenant: &TenantStore) -> Result<bool> {
         while self.routers.is_current(&self.router) && self.router.has_room_for_all_of(tenant.id) {
             let now = Timestamp::now();
@@ -207,7 +207,7 @@ impl RouterMessageSession {
             let place = self.hub.store().tenant_unchecked(context);
             match self.hub.store().renew(&place, self.router.name(), &keys, Timestamp::now()).await {
                 Ok(lost) => self.router.forget(context, lost),
-                // Nobody waits for these any more.
+                // The context is gone, so these messages are no longer needed.
                 Err(Error::NotFound(_) | Error::ContextDeleting) => self.router.forget(context, keys),
                 Err(error) => self.report(&place, Err(error)),
             }
@@ -215,28 +215,31 @@ impl RouterMessageSession {
         stream::iter(self.router.held()).map(renew).buffer_unordered(CONTEXTS_AT_ONCE).collect::<()>().await;
     }
 
-    /// Tells which contexts supervisors are to forget. One router of all that are connected is enough.
+    /// Sends the contexts that supervisors must drop. One router of all that are connected is enough.
     async fn send_drops(&self) {
         if !self.routers.is_first(&self.router) {
             return;
         }
         match self.removals.drops().await {
             Ok(drops) if drops.is_empty() => {}
-            // While the ones before were not sent, there is no need to repeat them.
+            // While earlier drops are still unsent, there is no need to repeat them.
             Ok(drops) => drop(self.drops.try_send(drops)),
-            Err(error) => tracing::warn!(%error, "looking for contexts that go failed, trying again later"),
+            Err(error) => tracing::warn!(%error, "reading the contexts to drop failed, trying again later"),
         }
     }
 
-    /// A supervisor has forgotten a context, or is given up.
+    /// Records that a supervisor has dropped a context, or is given up.
     pub(crate) async fn dropped(&self, context: ContextUid, runner: RunnerId) {
         if let Err(error) = self.removals.dropped(context, runner).await {
-            // The router is asked again, and will answer again.
-            tracing::warn!(%context, %runner, %error, "that a context was forgotten could not be kept");
+            // A router is asked again later, and the answer is then repeated.
+            tracing::warn!(
+                %context, %runner, %error,
+                "the drop of a context could not be recorded, asking a router again later"
+            );
         }
     }
 
-    /// Ends the care for messages. What Redis cannot be told now it is told later.
+    /// Settles messages. While Redis is away, settlements are kept and written later.
     pub(crate) async fn settle(&self, settled: Vec<(ContextId, Vec<Settlement>)>) {
         let settle = |(context, settled): (ContextId, Vec<Settlement>)| async move {
             let result = self.hub.store().settle(context, &settled, Timestamp::now()).await;
@@ -279,7 +282,7 @@ pub(crate) async fn next_batch(
     let first = queue.recv().await?;
     let mut bytes = size(&first);
     let mut batch = vec![first];
-    // One more may go beyond the limit, but never beyond that of a gRPC message: a commit has a limit as well.
+    // The last message may exceed this limit, but never that of a gRPC message, since a commit is limited as well.
     while batch.len() < BATCH_MAX && bytes < bytes_max {
         match queue.try_recv() {
             Ok(message) => {

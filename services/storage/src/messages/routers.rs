@@ -12,8 +12,8 @@ use crate::messages::message_holds::RouterHeldMessage;
 use crate::record::routed_message::RoutedMessagePayload;
 use crate::store::lock;
 
-/// Messages that one router holds, at most; what is beyond stays out. As many with nodes, and as many that are delivered
-/// whole: letters wait for days where nobody answers, and must not be in the way of jobs.
+/// Maximum number of messages that one router holds; others wait in `msg_out`. Messages with nodes and messages delivered whole
+/// are limited separately: mail may wait for days for a coordinator that does not answer, and must not block jobs.
 pub(crate) const HELD_MAX: usize = 10_000;
 /// Messages of one context that are delivered whole and that one router holds, at most.
 pub(crate) const HELD_WHOLE_MAX: usize = 1_000;
@@ -26,14 +26,14 @@ pub(crate) struct Router {
     /// Messages settled since the router connected. Its holds are read while commits already send to it, so the same
     /// message may come both ways, the second time after it was settled. `None` once that is over.
     early: Mutex<Option<HashSet<(ContextId, MessageKey)>>>,
-    /// With nodes, and whole.
+    /// Numbers of messages held: with nodes, and whole.
     count: [AtomicUsize; 2],
-    /// Bounded by [`HELD_MAX`], since whoever fills it looks for room first.
+    /// Bounded by [`HELD_MAX`], since senders check for room first.
     queue: mpsc::UnboundedSender<RouterHeldMessage>,
     forgets: mpsc::Sender<ForgettableAttempts>,
 }
 
-/// Receivers of what a router is to be sent.
+/// Queues of what is to be sent to a router.
 #[derive(Debug)]
 pub(crate) struct RouterQueues {
     /// Messages that it holds from now on.
@@ -81,7 +81,7 @@ impl Router {
         self.has_room() && self.count[1].load(Ordering::Relaxed) < HELD_MAX && whole < HELD_WHOLE_MAX
     }
 
-    /// Sends a message that was taken into its hold just now, perhaps not for the first time: a dead letter may be
+    /// Sends a message that the router has just taken, perhaps not for the first time: a dead letter may be
     /// sent again.
     pub(crate) fn send_taken(&self, message: RouterHeldMessage) {
         if let Some(early) = lock(&self.early).as_mut() {
@@ -90,7 +90,7 @@ impl Router {
         self.send(message);
     }
 
-    /// Sends a message that it holds; one that it was sent already, or has settled, is not sent again.
+    /// Sends a message that the router holds, unless it has already received or settled it.
     pub(crate) fn send(&self, message: RouterHeldMessage) {
         let mut held = lock(&self.held);
         let was_settled =
@@ -100,7 +100,7 @@ impl Router {
         drop(held);
         if is_new {
             self.count[usize::from(is_whole)].fetch_add(1, Ordering::Relaxed);
-            // Its stream may have ended: the hold stands, and is sent again under the same name.
+            // The stream may have ended: the hold remains, and the message is resent when the router reconnects.
             let _ = self.queue.send(message);
         }
     }
@@ -124,7 +124,7 @@ impl Router {
         }
     }
 
-    /// Ends the time in which a message may come both ways.
+    /// Ends the phase in which a message may come both ways.
     pub(crate) fn settle_in(&self) {
         *lock(&self.early) = None;
     }
@@ -136,7 +136,7 @@ impl Router {
     }
 }
 
-/// All of them. Cheap to clone.
+/// All connected routers. Cheap to clone.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct StorageRouters(Arc<StorageRoutersInner>);
 
@@ -147,10 +147,10 @@ struct StorageRoutersInner {
 }
 
 impl StorageRouters {
-    /// Adds a router, in place of one of the same name, and gives what it is to be sent.
+    /// Adds a router, replacing one of the same name; returns the queues of what to send to it.
     pub(crate) fn connect(&self, name: &str) -> (Arc<Router>, RouterQueues) {
         let (queue, messages) = mpsc::unbounded_channel();
-        let (forgets, wishes) = mpsc::channel(FORGETS_MAX);
+        let (forgets, notices) = mpsc::channel(FORGETS_MAX);
         let router = Arc::new(Router {
             name: name.to_owned(),
             held: Mutex::default(),
@@ -162,17 +162,18 @@ impl StorageRouters {
         let mut connected = self.0.connected.write().unwrap_or_else(PoisonError::into_inner);
         connected.retain(|known| known.name != name);
         connected.push(Arc::clone(&router));
-        (router, RouterQueues { messages, forgets: wishes })
+        (router, RouterQueues { messages, forgets: notices })
     }
 
-    /// Has supervisors told that nobody will ask for these attempts any more. Without a router, or where too much waits, they are not
-    /// told.
-    pub(crate) fn forget_attempts(&self, wishes: Vec<ForgettableAttempts>) {
+    /// Notifies supervisors that these attempts are no longer needed. The notices are dropped without a router, or when too many wait.
+    pub(crate) fn forget_attempts(&self, notices: Vec<ForgettableAttempts>) {
         let connected = self.0.connected.read().unwrap_or_else(PoisonError::into_inner);
         let Some(router) = connected.first() else { return };
-        for wish in wishes {
-            if router.forgets.try_send(wish).is_err() {
-                tracing::debug!("attempts of a flow that is gone stay with their supervisors for their time");
+        for notice in notices {
+            if router.forgets.try_send(notice).is_err() {
+                tracing::debug!(
+                    "a notice about forgettable attempts was dropped; supervisors keep them until they expire"
+                );
             }
         }
     }
@@ -194,18 +195,18 @@ impl StorageRouters {
         connected.iter().any(|known| Arc::ptr_eq(known, router))
     }
 
-    /// Returns true for the one router that does what only one of them has to do.
+    /// Returns true for the one router that does the work for all of them.
     pub(crate) fn is_first(&self, router: &Arc<Router>) -> bool {
         let connected = self.0.connected.read().unwrap_or_else(PoisonError::into_inner);
         connected.first().is_some_and(|known| Arc::ptr_eq(known, router))
     }
 
-    /// One that has room for what carries nodes, in turns.
+    /// Picks a router with room for messages that carry nodes, in turns.
     pub(crate) fn pick(&self) -> Option<Arc<Router>> {
         self.pick_where(Router::has_room)
     }
 
-    /// One that has room for a letter of a context, in turns.
+    /// Picks a router with room for a direct message of a context, in turns.
     pub(crate) fn pick_for_letter(&self, context: ContextId) -> Option<Arc<Router>> {
         self.pick_where(|router| router.has_room_for_all_of(context))
     }

@@ -33,8 +33,8 @@ pub(crate) fn write(actor: &Actor) -> FieldWriter {
     written
 }
 
-/// The actor in these fields. One that a program wrote has neither keys nor a revision: it has one key from its beginning
-/// on, and no change of ours was made to it.
+/// Parses an actor. A record that a program wrote has neither keys nor a revision: the actor then has one key since its creation,
+/// and this service has never changed it.
 pub(crate) fn read(mut fields: RecordFields) -> Result<Actor, MalformedRecord> {
     Ok(Actor {
         id: fields.parse::<ActorId>("id")?,

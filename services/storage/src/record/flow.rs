@@ -12,7 +12,7 @@ use super::{FieldWriter, MalformedRecord, RecordFields};
 use crate::flows::lifecycle::NewFlow;
 use crate::messages::message_holds::message_key;
 
-/// Fields read of a flow: all but the list of its jobs, which are those from `first_job_id` on. The last two may be long.
+/// Fields read of a flow: all but the list of its jobs, whose ids are consecutive from `first_job_id`. The last two may be long.
 pub(crate) const READ: [&str; 26] = [
     "id",
     "uid",
@@ -42,7 +42,7 @@ pub(crate) const READ: [&str; 26] = [
     "result",
 ];
 
-/// How many of them are read of a flow whose variables and result are not asked for.
+/// How many of the fields are read when variables and result are not requested.
 pub(crate) const READ_IN_SHORT: usize = READ.len() - 2;
 
 /// A flow with what only this service needs to know.
@@ -52,7 +52,7 @@ pub(crate) struct StoredFlow {
     pub(crate) flow: Flow,
     /// How many nodes it has or is to have.
     pub(crate) node_count: u32,
-    /// The first of its jobs; the others follow one after the other.
+    /// First of its jobs, whose ids are consecutive.
     pub(crate) first_job: JobId,
     /// The last step that was applied, or the change of owner.
     pub(crate) last_commit: String,

@@ -1,7 +1,7 @@
-//! `message:<caller>:<id>` as those who sent or received it see it, and what is written of chat and mail.
+//! `message:<caller>:<id>` as its sender and recipient see it, and the fields written for chat and mail.
 //!
-//! Programs that know nothing of this service write such hashes as well: what cannot be read counts as missing, so that
-//! one broken message does not hide a list of others.
+//! Other programs write such hashes as well, so fields that cannot be read count as missing: one broken message does not
+//! hide the others of a list.
 
 use std::str::FromStr;
 
@@ -78,7 +78,7 @@ pub(crate) struct MessageRecord {
     pub(crate) key: MessageKey,
     /// The sender's public key; empty for one that carries nodes.
     pub(crate) from_pubkey: String,
-    /// For whom, as the sender wrote it; a runner record where it carries nodes.
+    /// Recipient as the sender wrote it; a runner record if the message carries nodes.
     pub(crate) to: String,
     /// The context at the recipient's coordinator.
     pub(crate) target_context: Option<ContextId>,
@@ -104,7 +104,7 @@ pub(crate) struct MessageRecord {
     pub(crate) transport_status: TransportStatus,
     /// Where it came from; nothing for one that was sent here.
     pub(crate) origin: Option<DirectMessageOrigin>,
-    /// Another coordinator has brought it, or may have: it is not known of what came before that was kept.
+    /// Another coordinator has brought the message, or may have: older records do not say.
     pub(crate) foreign: bool,
     /// The sender's signature fits.
     pub(crate) verified: bool,
@@ -119,13 +119,13 @@ pub(crate) struct MessageRecord {
 }
 
 impl MessageRecord {
-    /// The actor of this coordinator that it is for; nothing for a runner record, and for an actor of another one.
+    /// Returns the actor of this coordinator that the message is for; nothing for a runner record or an actor elsewhere.
     pub(crate) fn recipient(&self) -> Option<ActorId> {
         let is_letter = self.message_type != MessageType::Job;
         self.to.parse().ok().filter(|id| is_letter && *id != ActorId(0))
     }
 
-    /// Returns true if the message is `actor`'s own: sent by it, or received by it. What others sent to it is theirs.
+    /// Returns true if the message is `actor`'s own. A received copy belongs to its recipient, a sent message to its sender.
     pub(crate) fn is_owned_by(&self, actor: ActorId) -> bool {
         let owner = if self.key.caller == ActorId(0) { self.recipient() } else { Some(self.key.caller) };
         owner == Some(actor)
@@ -187,7 +187,7 @@ const LONG_BYTES_MAX: usize = 16 * 1024;
 const TEXT_BYTES_MAX: usize = 2 * limits::PAGE_BYTES_MAX;
 
 impl RecordFields {
-    /// A text, of which nobody else makes an answer that is too long to be given.
+    /// Takes a text, shortened so that no other program can make an answer too long.
     fn cut(&mut self, field: &str, max: usize) -> String {
         let mut text = self.text(field);
         text.truncate(super::cut(&text, max).len());
@@ -210,9 +210,9 @@ impl RecordFields {
 pub(crate) struct DirectMessageMetadata<'a> {
     /// The context that keeps it.
     pub(crate) context: ContextId,
-    /// For whom, as the sender wrote it, or the actor that received it.
+    /// Recipient as the sender wrote it, or the actor that received the message.
     pub(crate) to: &'a str,
-    /// Where it is tried, in this order.
+    /// Addresses to try, in this order.
     pub(crate) addresses: &'a [String],
     /// Seconds until it must have arrived; 0 for one that has.
     pub(crate) timeout_ack_secs: u32,

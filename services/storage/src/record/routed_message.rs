@@ -1,13 +1,13 @@
-//! `message:<caller>:<id>`: what a router needs of it. This is the one reader of these hashes for routers; a message
-//! that carries nodes is written by the commit script.
+//! `message:<caller>:<id>` as routers need it. This is the one reader of these hashes for routers; the commit script writes
+//! messages that carry nodes.
 //!
-//! Besides what every reader may rely on it has `revision` (every message that this service made or took up has one),
-//! `open` (how many of the nodes that it carried are not ended; only such messages have it), `ended` (the jobs of those that
-//! ended before it was known to have arrived, while others had not), and for chat and mail
-//! `recipient` (the key of whom it is for), `addresses` (where that is reached, as JSON) and `expires_at`.
+//! Besides the fields that every reader may rely on, the hash has `revision` (of every message that this service created or took up),
+//! `open` (number of carried nodes that have not ended; only messages with nodes have it), `ended` (jobs of nodes that ended before
+//! the message was known to have arrived, while others had not), and for chat and mail `recipient` (the recipient's key),
+//! `addresses` (of the recipient, as JSON) and `expires_at`.
 //!
-//! What has neither `open` nor `recipient` was pushed by a program that knows nothing of all this: see [`crate::messages::raw`]. The
-//! scripts give these three only where a list of ours names the message, since programs write into hashes what they like.
+//! A message with neither `open` nor `recipient` was pushed by another program: see [`crate::messages::raw`]. The scripts return
+//! these three fields only if one of our lists names the message, since programs may write anything into a hash.
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -24,8 +24,8 @@ use serde_json::value::RawValue;
 use super::{MalformedRecord, RecordFields};
 use crate::error::Result;
 
-/// Fields read of a message. Scripts that take messages are given these names, and return the values in this order. They
-/// know that the first three are those that only messages of ours have.
+/// Fields read of a message. Scripts that take messages receive these names and return the values in this order. They
+/// rely on the first three being the fields that only our messages have.
 pub(crate) const READ: [&str; 26] = [
     "revision",
     "open",
@@ -101,8 +101,8 @@ pub(crate) struct RawJobs {
     pub(crate) flow: FlowSpec,
     /// How large they were as text.
     pub(crate) bytes: usize,
-    /// At which revision their message was taken up: what tells it from another one that its program wrote under the same
-    /// key before. Empty for one that was taken up before this was written.
+    /// Revision at which the message was taken up, which distinguishes it from an earlier one that its program wrote under the
+    /// same key. Empty for messages taken up by older versions.
     pub(crate) taken_revision: String,
 }
 
@@ -116,7 +116,7 @@ pub(crate) enum ParsedMessageRecord {
 }
 
 impl RoutedMessage {
-    /// A letter for these addresses.
+    /// Creates the body of a direct message for these addresses.
     pub(crate) fn letter(letter: &DirectMessage, addresses: Vec<String>) -> Self {
         let json = serde_json::to_vec(letter).expect("a letter is plain texts and numbers");
         let secs = letter.expires_at.since(letter.created_at).as_secs();
@@ -127,7 +127,7 @@ impl RoutedMessage {
         }
     }
 
-    /// Notes at which revision a message that was pushed was taken up; chat and mail have no use for it.
+    /// Sets the revision at which a pushed message was taken up; chat and mail do not need it.
     pub(crate) fn set_taken(&mut self, revision: String) {
         if let RoutedMessagePayload::Jobs(jobs) = &mut self.kind {
             jobs.taken_revision = revision;
@@ -139,7 +139,7 @@ impl RoutedMessage {
         matches!(&self.kind, RoutedMessagePayload::Nodes { nodes, .. } if nodes.is_empty())
     }
 
-    /// About how large it is.
+    /// Approximate size in bytes.
     pub(crate) fn bytes(&self) -> usize {
         match &self.kind {
             RoutedMessagePayload::Nodes { nodes, .. } => nodes.iter().map(Bytes::len).sum(),
@@ -149,7 +149,7 @@ impl RoutedMessage {
     }
 }
 
-/// The message in the answer to `HMGET` of [`READ`]; nothing for a 0, which stands for one that is not there.
+/// Parses a message from the answer to `HMGET` of [`READ`]; nothing for a 0, which stands for a missing message.
 pub(crate) fn read(
     what: &str,
     key: MessageKey,
@@ -159,7 +159,7 @@ pub(crate) fn read(
     if value == Value::Int(0) {
         return Ok(None);
     }
-    // Anybody may have pushed the key of any hash: one that lacks something is broken, not missing.
+    // Programs may push the key of any hash, so a hash that lacks fields is broken, not missing.
     let mut fields = RecordFields::of_any(what, &READ, value)?;
     let found = if fields.has("open") {
         ParsedMessageRecord::Body(read_nodes(&mut fields)?)
@@ -175,7 +175,7 @@ fn read_nodes(fields: &mut RecordFields) -> std::result::Result<RoutedMessage, M
     let nodes: Vec<Box<RawValue>> = fields.json("nodes")?;
     let mut nodes: Vec<Bytes> =
         nodes.into_iter().map(|node| Bytes::from(String::from(Box::<str>::from(node)))).collect();
-    // Nobody runs an attempt after its end, whether it was sent before or not.
+    // An attempt must not run after its end, whether it was sent before or not.
     let ended = fields.text("ended");
     if fields.optional::<i64>("open")?.is_some_and(|open| open <= 0) {
         nodes.clear();
@@ -193,7 +193,7 @@ fn read_nodes(fields: &mut RecordFields) -> std::result::Result<RoutedMessage, M
     })
 }
 
-/// The job of one execution, as it stands in its key.
+/// The job of one execution, from its job key.
 fn job_of(node: &[u8]) -> Option<String> {
     let key: JobKey = job_key(node)?.parse().ok()?;
     Some(key.job.to_string())
@@ -213,7 +213,7 @@ fn read_letter(
     let addresses = fields.json("addresses")?;
     let letter = DirectMessage {
         origin: DirectMessageOrigin {
-            // The gateway's to say: it has the key.
+            // The gateway fills this in: it has the key.
             coordinator: String::new(),
             context_uid,
             caller_id: key.caller,
@@ -233,8 +233,8 @@ fn read_letter(
     Ok(RoutedMessage::letter(&letter, addresses))
 }
 
-/// The field `job_keys`, for whoever lists messages and does not want the executions themselves: those keys, with spaces
-/// between them. What carries none has no place in it.
+/// Builds the field `job_keys`: the keys of the executions, separated by spaces, for lists of messages without the executions
+/// themselves. An execution without a key is left out.
 pub(crate) fn job_keys(nodes: &[Bytes]) -> String {
     let mut keys = String::with_capacity(nodes.len() * 64);
     for key in nodes.iter().filter_map(|node| job_key(node)) {
@@ -246,7 +246,7 @@ pub(crate) fn job_keys(nodes: &[Bytes]) -> String {
     keys
 }
 
-/// The key of one execution. It stands first in those of our own making, so that the rest is not even looked at.
+/// Reads the key of one execution. Our own executions have it first, so the rest is not even parsed.
 fn job_key(node: &[u8]) -> Option<Cow<'_, str>> {
     #[derive(Deserialize)]
     struct ExecutionJobKey<'a> {

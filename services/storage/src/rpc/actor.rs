@@ -17,14 +17,14 @@ use crate::pages::PageRequest;
 use crate::tenants::actors::ActorRegistration;
 use crate::tenants::permission;
 
-/// A key whose form is right has to be one that not everybody can sign for.
+/// Checks that a well-formed key is not a weak one, for which anyone could sign.
 fn check_key(key: &str, violations: &mut Violations) {
     if is_key(key) {
         violations.take("pubkey", key.parse::<VerifyingKey>());
     }
 }
 
-/// Checks that an actor that gives itself a key holds that key: others know the actor by it from then on. The bootstrap
+/// Checks that an actor that sets its key holds that key, which identifies the actor from then on. The bootstrap
 /// identity, which is no actor here, may name a key that it does not hold.
 fn check_proof(
     proof: &str,
@@ -33,22 +33,21 @@ fn check_proof(
     trust_domain: &TrustDomain,
     violations: &mut Violations,
 ) {
-    // What is wrong with the key is said already.
+    // The key has its violation already.
     let Ok(key) = body.pubkey.parse::<VerifyingKey>() else { return };
     if !proof.is_empty() {
         let proven = key_proof::check(proof, key, trust_domain, ActorId(body.id), Timestamp::now());
         violations.take("key_proof", proven);
     } else if asker.is_some() {
-        let message =
-            "whoever gives itself a key proves that it holds it: `mycora actor rotate-key --new-key` does so";
+        let message = "prove that you hold the new key: `mycora actor rotate-key --new-key` adds the proof";
         violations.add("key_proof", message);
     }
 }
 
-/// Returns the actor that asks for the change; `None` for the bootstrap identity. Others do not learn that it exists.
+/// Returns the actor that requests the change; `None` for the bootstrap identity. Others do not learn that the actor exists.
 fn changer(caller: Caller, id: u32) -> Result<Option<ActorId>, Error> {
     if id == 0 {
-        // Whether it may be changed cannot be looked at before it is named.
+        // The permission cannot be checked without an id.
         return Err(Error::field("id", "is missing: it has to be given"));
     }
     let asker = who(caller).map_err(|_| Error::not_found("actor", id))?;
@@ -88,7 +87,7 @@ impl ActorService for StorageRpc {
         required::check(&body).map_err(Error::from)?;
         let id = ActorId(body.id);
         let store = self.hub.store();
-        // Who shares no context with it may not even learn that it exists.
+        // An actor that shares no context with it must not even learn that it exists.
         let is_known = match who(caller)? {
             Some(asker) if asker != id => store.knows(asker, id).await?,
             _ => true,
@@ -131,7 +130,7 @@ impl ActorService for StorageRpc {
         let asker = changer(caller, body.id)?;
         let store = self.hub.store();
         check_key(&body.pubkey, &mut violations);
-        // What was done needs no proof any more, which would be too old by then.
+        // A repeated request needs no proof again; by now its proof may be too old.
         if !store.was_carried_out(asker, repeatable.as_ref()).await? {
             check_proof(&proof, asker, &body, &self.trust_domain, &mut violations);
         }
@@ -183,7 +182,7 @@ impl ActorService for StorageRpc {
             None => None,
             Some(id) => match self.hub.store().actor(id).await {
                 Ok(actor) => Some(convert::actor::to_wire(&actor)),
-                // The certificate names an actor that was never registered: it is told who it is, no more.
+                // The certificate names an actor that was never registered: the answer has its identity only.
                 Err(Error::NotFound(_)) => None,
                 Err(error) => return Err(error.into()),
             },

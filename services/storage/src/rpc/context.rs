@@ -96,7 +96,7 @@ impl ContextService for StorageRpc {
         } = request.into_inner();
         let context = (context_id != 0).then_some(ContextId(context_id));
         if context.is_none() && asker.is_some() {
-            // What is done to others is none of an actor's business, nor whether there is anything.
+            // An actor may not read the audit of other actors and contexts, nor learn whether it has entries.
             return Err(Error::not_found("context", context_id).into());
         }
         let mut violations = Violations::new();

@@ -1,4 +1,4 @@
-//! Parsing what the scheduler sends.
+//! Parses the requests of the scheduler.
 
 use bytes::Bytes;
 use keys::FlowRef;
@@ -33,7 +33,7 @@ use crate::idempotency::{BatchPart, IdempotencyKey};
 use crate::store::RequestPrincipal;
 use crate::watch::event_watch::EventWatch;
 
-/// A creation: where, for whom, what, what it begins with, and whether it may be repeated.
+/// Parameters of a creation: context, principal, flow, what it starts with, and the idempotency key.
 pub(super) type CreateFlowParams =
     (ContextId, RequestPrincipal, NewFlow, Option<FlowStartSpec>, Option<IdempotencyKey>);
 
@@ -58,7 +58,7 @@ pub(super) fn creation(request: CreateFlowRequest) -> Result<CreateFlowParams, E
     let mut violations = Violations::new();
     let repeatable = IdempotencyKey::parse(&request_id, || request_hash, &mut violations);
     let beginning = beginning((nodes, first_step), node_count, &owner, &mut violations);
-    // Its nodes stand beside it, or come later, one chunk after the other.
+    // The nodes are in a field of their own, or come later in chunks.
     let header = header_from_wire(flow.unwrap_or_default(), "flow", &mut violations);
     if node_count == 0 || node_count as usize > limits::FLOW_NODES_MAX {
         let max = limits::FLOW_NODES_MAX;
@@ -89,7 +89,7 @@ pub(super) fn creation(request: CreateFlowRequest) -> Result<CreateFlowParams, E
     Ok((ContextId(context_id), RequestPrincipal::from_wire(on_behalf_of), new, beginning, repeatable))
 }
 
-/// Parses what a flow is started with, if that came along: its nodes, or those that its first step has left.
+/// Parses what a flow is started with, if given: its nodes, or the nodes as its first step has left them.
 fn beginning(
     (wire, step): (Vec<StoredNode>, Option<wire::FirstStep>),
     node_count: u32,
@@ -143,7 +143,7 @@ fn first_step(step: wire::FirstStep, violations: &mut Violations) -> FirstStep {
     }
 }
 
-/// Nodes to be added: to which flow, for whom, and the request that they are a part of.
+/// Parameters of an addition of nodes: flow, nodes, principal, and the request that they are part of.
 pub(super) type AddNodesParams =
     ((ContextId, FlowId, FlowUid), Vec<NewNode>, RequestPrincipal, Option<BatchPart>);
 
@@ -192,7 +192,7 @@ fn nodes(nodes: Vec<StoredNode>) -> Result<Vec<NewNode>, Violations> {
     violations.into_result(Some(parsed))
 }
 
-/// A step; what is wrong with it is an answer, since the stream goes on.
+/// Parses a step. An error is returned as text for the answer, since the stream continues.
 pub(super) fn commit(request: CommitRequest) -> Result<FlowCommit, String> {
     let CommitRequest {
         commit_id,
@@ -283,7 +283,7 @@ fn check_env(env_vars: &EnvVars, violations: &mut Violations) {
     }
 }
 
-/// A request that may have come before, where and of whom.
+/// Parses the look-up of an earlier request: context, principal and idempotency key.
 pub(super) fn repeated(
     request: FindRequestRequest,
 ) -> Result<(ContextId, RequestPrincipal, IdempotencyKey), Error> {
@@ -297,7 +297,7 @@ pub(super) fn repeated(
     Ok((ContextId(context_id), RequestPrincipal::from_wire(on_behalf_of), request))
 }
 
-/// Something brought for a flow's owner: which flow, what, for whom, and whether it may be repeated.
+/// Parameters of an input for a flow: context, flow, input, principal, and the idempotency key.
 pub(super) type PushInputParams =
     (ContextId, FlowId, PushedFlowInput, RequestPrincipal, Option<IdempotencyKey>);
 
@@ -332,7 +332,7 @@ pub(super) fn push(request: PushInputRequest) -> Result<PushInputParams, Error> 
     ))
 }
 
-/// Which flows are listed, and which page of them.
+/// Parses the filter and the page of a list of flows.
 pub(super) fn flow_filter(
     request: ReadFlowsRequest,
 ) -> Result<(ContextId, RequestPrincipal, FlowFilter, PageRequest), Error> {
@@ -385,7 +385,7 @@ pub(super) fn watch(request: WatchEventsRequest) -> Result<EventWatch, Error> {
     Ok(EventWatch { context: ContextId(context_id), subject, asker, position })
 }
 
-/// Which nodes of which flow are listed, and which page of them.
+/// Parses the filter and the page of a list of nodes.
 pub(super) fn node_filter(
     request: ReadNodesRequest,
 ) -> Result<(ContextId, FlowId, RequestPrincipal, NodeFilter, PageRequest), Error> {

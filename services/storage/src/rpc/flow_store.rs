@@ -191,7 +191,7 @@ impl FlowStoreService for StorageRpc {
         let (out, parts) = mpsc::channel(PARTS_AHEAD);
         tokio::spawn(async move {
             if let Err(error) = flow_streams::load(&store, loading, &out).await {
-                // Whoever asked may have left.
+                // The caller may have left.
                 let _ = out.send(Err(error.into())).await;
             }
         });
@@ -223,8 +223,8 @@ impl FlowStoreService for StorageRpc {
         request: Request<Streaming<wire::CommitRequest>>,
     ) -> Result<Response<Self::CommitStream>, Status> {
         let (out, answers) = mpsc::channel(OUT_BUFFER);
-        // A task, since steps have to go on while nobody looks at the answers.
-        // It ends by itself when the service ends, after the answers to what was begun.
+        // A separate task, since steps must go on while the answers are not read.
+        // It ends with the service, after answering every step that was begun.
         tokio::spawn(flow_streams::commits(self.clone(), request.into_inner(), out));
         Ok(Response::new(Box::pin(ReceiverStream::new(answers))))
     }

@@ -26,12 +26,12 @@ use crate::store::{Store, TenantStore};
 pub(crate) const COMMITS_IN_FLIGHT_MAX: usize = 64;
 /// Flows of one answer of ListActiveFlows.
 const ACTIVE_FLOWS_MAX: usize = 10_000;
-/// Beats that wait for the one before them.
+/// Heartbeats that may wait for the one before them.
 const BEATS_MAX: usize = 4;
 
 type StorageResponseSender<T> = mpsc::Sender<std::result::Result<T, Status>>;
 
-/// Applies the steps of one stream, many at once. What was begun is ended, also when the stream breaks.
+/// Applies the steps of one stream, many at once. A step that was begun is completed even when the stream breaks.
 pub(super) async fn commits(
     rpc: StorageRpc,
     mut requests: Streaming<wire::CommitRequest>,
@@ -46,7 +46,7 @@ pub(super) async fn commits(
                 Ok(None) | Err(_) => open = false,
             },
             Some(answer) = under_way.next() => {
-                // Whoever asked may have left; it will ask again.
+                // The scheduler may have left; it will resend the commit.
                 let _ = out.send(Ok(answer)).await;
             }
             () = rpc.stop.cancelled(), if open => open = false,
@@ -81,7 +81,7 @@ async fn apply(rpc: &StorageRpc, request: wire::CommitRequest) -> wire::CommitRe
     }
 }
 
-/// Sends a flow in parts: first the flow itself, what it was given and what waits for it, then its nodes.
+/// Sends a flow in parts: first the flow itself, its signals and its inbox, then its nodes.
 pub(super) async fn load(
     store: &Store,
     (tenant, stored, uid): (Arc<TenantStore>, StoredFlow, ContextUid),
@@ -118,7 +118,7 @@ pub(super) async fn load(
             return Ok(());
         }
     }
-    // Whoever asked may have left.
+    // The caller may have left.
     let _ = out.send(Ok(part)).await;
     Ok(())
 }
@@ -133,7 +133,7 @@ impl FlowPartSender<'_> {
     /// Sends the part that is being filled when so many bytes more do not fit into it.
     async fn make_room(&mut self, part: &mut wire::LoadFlowResponse, bytes: usize) {
         if self.bytes > 0 && self.bytes + bytes > limits::PAGE_BYTES_MAX {
-            // Whoever asked may have left.
+            // The caller may have left.
             let _ = self.out.send(Ok(std::mem::take(part))).await;
             self.bytes = 0;
         }
@@ -164,7 +164,7 @@ pub(super) async fn list_active(
         }
     }
     if !flows.is_empty() {
-        // Whoever asked may have left.
+        // The caller may have left.
         let _ = out.send(Ok(wire::ListActiveFlowsResponse { flows })).await;
     }
     Ok(())
@@ -175,7 +175,7 @@ fn active(context: ContextId, FlowRef { id, uid }: FlowRef, due_millis: u64) -> 
     wire::ActiveFlow { context_id: context.0, flow_id: id.0, flow_uid: uid.to_string(), due_millis }
 }
 
-/// Cares for one scheduler replica.
+/// Serves one scheduler replica.
 pub(super) async fn join(
     rpc: StorageRpc,
     requests: Streaming<wire::JoinRequest>,
@@ -210,7 +210,7 @@ async fn serve_replica(
                 Err(_) => return Ok(()),
             };
             if sender.send(beat).await.is_err() || beat == ReplicaHeartbeat::Ends {
-                // What was said is still to be done.
+                // Queued heartbeats are still handled before the session ends.
                 sender.closed().await;
                 return Ok(());
             }

@@ -1,4 +1,4 @@
-//! IdentityStoreService, and the directory that this service itself asks.
+//! IdentityStoreService, and the directory that this service itself uses.
 
 use std::time::Duration;
 
@@ -59,7 +59,7 @@ impl DirectorySource for Store {
     }
 }
 
-/// How long the id of a token is remembered that is taken until then. Whoever takes it has a clock of its own, which may be
+/// How long the id of a token that is valid until a given time is remembered. The clock of the service that accepts the token may be
 /// behind this one.
 fn kept_secs(until: Timestamp, now: Timestamp) -> u64 {
     (until + TOKEN_SKEW).since(now).as_secs() + 1
@@ -134,11 +134,11 @@ impl IdentityStoreService for StorageRpc {
     }
 }
 
-/// Parses what an actor wants to do with sagas.
+/// Parses the saga operation that an actor requests.
 fn intent(mut request: AuthorizeRequest) -> Result<Intent, Error> {
     let mut violations = Violations::new();
     let (permission, request_id) = (request.permission(), std::mem::take(&mut request.request_id));
-    // What was allowed by one name is not allowed by it for something else.
+    // A request id that was allowed for one operation does not cover another one.
     let repeatable = request_of(&request_id, &request, &mut violations);
     let AuthorizeRequest {
         context_id,
@@ -187,7 +187,7 @@ const fn action_of(permission: SagaPermission) -> Option<ContextAction> {
     })
 }
 
-/// Begins with everything, and ends when something may be missed.
+/// Watches changes of identities: begins with all of them, and ends when one may be missed.
 fn watch(
     news: IdentityChangeFeed,
 ) -> impl futures_util::Stream<Item = Result<WatchIdentitiesResponse, Status>> + Send + 'static {
@@ -222,7 +222,7 @@ fn key_to_wire(key: &ActorVerifyingKey) -> proto::v1::ActorKey {
     }
 }
 
-/// Forgets what changed, until `stop`.
+/// Invalidates changed identities, until `stop`.
 pub(crate) async fn invalidate_identities(
     identities: Identities,
     mut news: IdentityChangeFeed,
@@ -243,7 +243,7 @@ mod tests {
         let now = Timestamp::from_millis(1_763_690_000_500);
         let secs = |secs| Duration::from_secs(secs);
         assert_eq!(kept_secs(now + secs(90), now), 121);
-        // The gate that takes it until now is 29 seconds behind.
+        // The clock of the accepting service is 29 seconds behind.
         assert!(secs(kept_secs(now, now + secs(29))) > secs(1));
     }
 }

@@ -150,7 +150,7 @@ impl JobService for StorageRpc {
         let store = self.hub.store();
         permission::allow(&store.context(context).await?.1, actor, ContextAction::PutBlob)?;
         let upload = self.uploads.acquire(context, actor)?;
-        // Only what comes from now on is cut off: the first piece was sent by somebody who may.
+        // Only later pieces are cut off: the permission was checked with the first piece.
         let directory = self.identities.directory();
         let mut pieces = while_member(pieces, directory, context, actor, Role::Executor);
         let mut bytes = Vec::new();

@@ -227,13 +227,13 @@ fn required<T>(name: &str, part: Option<T>) -> Result<T, Error> {
     part.ok_or_else(|| Error::field(name, "is missing"))
 }
 
-/// The message of this name; whoever names none of that form finds nothing.
+/// Parses a message key; any other text is reported as not found.
 fn named(key: &str) -> Result<MessageKey, Error> {
     let shown: String = key.chars().take(80).collect();
     parse_message_key(key).ok_or_else(|| Error::not_found("message", shown))
 }
 
-/// The value that is asked for; nothing for any.
+/// Parses a filter value; nothing means any.
 fn wanted<T>(
     number: i32,
     from_wire: impl FnOnce(i32) -> Option<T>,

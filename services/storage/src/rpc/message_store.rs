@@ -47,14 +47,14 @@ impl MessageStoreService for StorageRpc {
         let mut frames = request.into_inner();
         let (begun, queues) = oneshot::channel();
         let rpc = self.clone();
-        // Without more answers another router has the name: serving ends, and says how.
+        // When the answers end, another stream has taken the router's name: serving ends and gives the final status.
         let over = CancellationToken::new();
         let last = over.clone();
         let answers = answers(queues).chain(stream::once(async move {
             last.cancel();
             std::future::pending().await
         }));
-        // A task: what a router settles is settled though it does not read.
+        // A separate task: settlements are handled even while the router does not read.
         let serving = tokio::spawn(async move {
             let stop = rpc.stop.clone();
             tokio::select! {
@@ -96,7 +96,7 @@ impl MessageStoreService for StorageRpc {
                 .map_err(|error| Error::field(&format!("chunks[{i}].job_key"), error))?;
             let (context, flow) = (ContextId(chunk.context_id), FlowId(chunk.flow_id));
             let runner = (chunk.runner_id > 0).then_some(RunnerId(chunk.runner_id));
-            // A clock may say anything.
+            // The clock of a machine may be arbitrarily wrong.
             let millis = Some(chunk.print_millis).filter(|millis| (1..=MILLIS_MAX).contains(millis));
             let time = millis.map(Timestamp::from_millis);
             Ok(AttemptLogChunk { key, context, flow, offset: chunk.offset, data: chunk.data, runner, time })
@@ -138,7 +138,7 @@ async fn serve(
     }
     let (hub, routers, removals) = (rpc.hub.clone(), rpc.routers.clone(), rpc.removals.clone());
     let (taking, queues) = RouterMessageSession::begin(hub, routers, removals, &router);
-    // Whoever would read them may have left.
+    // The reader of the queues may have left.
     let _ = begun.send(queues);
     tokio::select! {
         () = taking.run() => Ok(()),

@@ -1,4 +1,4 @@
-//! Jobs that were pushed to Redis, as the submission that a router asks a scheduler for.
+//! Jobs that were pushed to Redis, as the submission that a router sends to a scheduler.
 
 use model::ContextId;
 use proto::convert;
@@ -7,8 +7,8 @@ use proto::v1;
 
 use crate::record::routed_message;
 
-/// The flow that is asked for. The message's key, and when it was taken up, make asking again the same request: its program
-/// may remove it, and use the key for another one.
+/// Builds the submission. The message's key and the revision at which it was taken up make a repetition the same request. The key
+/// alone is not enough: a program may remove a message and use its key for another one.
 pub(super) fn to_wire(jobs: routed_message::RawJobs, context: ContextId, message_key: &str) -> RawJobs {
     let routed_message::RawJobs { caller, flow, bytes: _, taken_revision } = jobs;
     let request_id = match taken_revision.as_str() {

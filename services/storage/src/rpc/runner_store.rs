@@ -27,7 +27,7 @@ use crate::watch::event_watch::{EventWatch, WatchedEvent};
 use crate::watch::events::WatchSubject;
 use crate::watch::runner_watch::RunnerWatchEvent;
 
-/// The record to the wire; what is known of the supervisor is not our business.
+/// Converts the record to its wire form, without the supervisor's presence, which storage does not know.
 fn to_wire(runner: Runner) -> v1::Runner {
     convert::runner::to_wire(&RunnerView::from(runner))
 }
@@ -64,7 +64,7 @@ impl RunnerStoreService for StorageRpc {
             Some(Change::Delete(delete)) => std::mem::take(&mut delete.request_id),
             None => String::new(),
         };
-        // Not of what was asked alone: a drain and a deletion have the same fields.
+        // The hash covers the kind of change: a drain and a deletion have the same fields.
         let body = ChangeRunnerRequest { change, on_behalf_of: 0 };
         let mut violations = Violations::new();
         let repeatable = request_of(&request_id, &body, &mut violations);
@@ -142,7 +142,7 @@ impl RunnerStoreService for StorageRpc {
     }
 }
 
-/// A change that was asked for.
+/// Requested change of a runner record.
 struct ParsedRunnerChange {
     place: (ContextId, RunnerId),
     expected: Option<Revision>,
@@ -181,7 +181,7 @@ fn parse(change: Change) -> Result<ParsedRunnerChange, Violations> {
     })
 }
 
-/// Answers a watched event with the runner record as it is by now.
+/// Answers a watched event with the present runner record.
 async fn followed(
     store: Store,
     tenant: Arc<TenantStore>,

@@ -1,4 +1,4 @@
-//! From what went wrong here to what the caller is told.
+//! Converts storage errors to the statuses that callers receive.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use tonic::Status;
 
 use crate::error::{Error, WrongState};
 
-/// When to try again what the store has no room for.
+/// Delay before a retry when the store has no room.
 const RETRY_WHEN_FULL: Duration = Duration::from_secs(5);
 
 impl From<Error> for ::rpc::Error {
@@ -74,14 +74,15 @@ impl From<Error> for Status {
     }
 }
 
-/// Room is made by deletion, and by what goes by itself.
+/// Error for a full store. Deletions make room, and so do records that expire.
 fn store_full() -> ::rpc::Error {
     let message = "the store is full: delete flows, jobs or contexts that are not needed any more";
     ::rpc::Error::new(ErrorKind::ResourceExhausted, RpcReason::StoreFull, message)
         .retry_after(RETRY_WHEN_FULL)
 }
 
-/// Others may write into this Redis, so that this is no defect; whoever reads is told which record it is.
+/// Error for a record that cannot be read. This is no defect, since other programs may write into this Redis; the message names the
+/// record.
 fn unreadable(record: impl std::error::Error + Send + Sync + 'static) -> ::rpc::Error {
     tracing::warn!(%record, "a record cannot be read");
     let message =

@@ -1,7 +1,7 @@
 //! Room for uploads, which are held in memory until they are whole.
 //!
-//! Whoever sends nothing, or hardly anything, gives the room back: each piece and the whole of it have a time. Neither an actor
-//! nor a context gets all of the room, and when there is none that is said at once.
+//! A client that sends nothing or hardly anything loses its room: each piece and the whole upload have a time limit. Neither an actor
+//! nor a context gets all of the room, and an upload without room is refused at once.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,7 +15,7 @@ use tonic::Status;
 
 /// Uploads that are held in memory at once.
 pub(crate) const UPLOADS_MAX: usize = 16;
-/// Those of one actor, and those into one context.
+/// Maximum number of uploads of one actor, and into one context.
 pub(crate) const UPLOADS_EACH_MAX: usize = 4;
 /// How long a piece may be waited for.
 pub(crate) const PIECE_SECS_MAX: u64 = 30;
@@ -50,7 +50,7 @@ pub(crate) struct BlobUploadPermit {
 }
 
 impl BlobUploadLimiter {
-    /// Room for one more.
+    /// Acquires room for one more upload.
     ///
     /// # Errors
     /// RESOURCE_EXHAUSTED (`OVERLOADED`) when there is none.
@@ -110,7 +110,7 @@ impl Drop for BlobUploadPermit {
     }
 }
 
-/// The first piece, which says where all of them go: only then there is room to be asked for.
+/// Receives the first piece. It says where all pieces go, so room can be acquired only after it.
 ///
 /// # Errors
 /// As [`BlobUploadPermit::next`].
@@ -168,7 +168,7 @@ mod tests {
         }
         let refused = begin(100, 100).expect_err("too many at once");
         assert!(refused.to_string().contains("at once"), "{refused}");
-        // What was refused holds nothing, and what has ended gives back all that it held.
+        // Refused uploads hold no room, and ended ones have given all of it back.
         held.clear();
         let taken = uploads.taken();
         assert_eq!((taken.all, taken.each.len()), (0, 0));

@@ -15,7 +15,7 @@ for n = 1, count do
   local key, found = KEYS[KEYS_NAMED + n], 0
   if redis.call('LINDEX', KEYS.out, -1) ~= ARGV[ARGV_NAMED + n] then break end
   if key == ARGV[ARGV_NAMED + n] and is_hash(key) then
-    -- Skips messages that are settled or held: anybody may push a key once more.
+    -- Skips messages that are settled or held: any program may push a key again.
     local is_settled = kept_in(key, KEYS.letters)
       and (redis.call('HGET', key, 'status') ~= 'dispatched' or redis.call('ZSCORE', KEYS.dead_letters, key))
     if not is_settled and not redis.call('ZSCORE', KEYS.held, key) then

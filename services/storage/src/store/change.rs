@@ -1,4 +1,4 @@
-//! Changes: the calls of scripts, and what is done with their answers.
+//! Changes: calls of scripts, and the handling of their answers.
 
 use kv::{Arg, Script, ScriptCall, Value};
 use model::{ContextId, ContextUid, Timestamp};
@@ -9,7 +9,7 @@ use crate::tenants::audit::AuditRecord;
 use crate::watch::change_feed::ReportedChange;
 use crate::watch::events::EventPosition;
 
-/// A change that is about to be made: the call of its script, and what tells it from every other change.
+/// Change that is about to be made: the call of its script, and the random bits that distinguish it from other changes.
 #[derive(Debug)]
 pub(crate) struct StoreChange {
     call: ScriptCall,
@@ -36,13 +36,13 @@ impl StoreChange {
         self
     }
 
-    /// Adds the arguments that its script has names for, behind those of every change.
+    /// Adds the script's named arguments after those of every change.
     pub(crate) fn named<const N: usize>(mut self, arguments: [(&'static str, Arg<'_>); N]) -> Self {
         self.call = self.call.named(arguments);
         self
     }
 
-    /// The random bits, as scripts write them, and behind them who does what, for the scripts that are called for somebody.
+    /// Adds the random bits as scripts write them, followed by the audit record if a principal requested the change.
     fn with_bits(self, deed: Option<&AuditRecord>) -> Self {
         let bits = format!("{:016x}{}", self.bits, deed.map(AuditRecord::json).unwrap_or_default());
         self.arg(&bits)
@@ -55,12 +55,12 @@ impl StoreChange {
 }
 
 impl Store {
-    /// Begins a change of what belongs to no context, for nobody.
+    /// Begins a change outside contexts, without a principal.
     pub(crate) fn begin_global(&self, script: &'static Script, keys: &[&str], now: Timestamp) -> StoreChange {
         self.begin_global_by(None, script, keys, now)
     }
 
-    /// Begins a change of what belongs to no context; the script writes `deed`, if there is one, into the audit.
+    /// Begins a change outside contexts; the script writes `deed`, if there is one, into the audit.
     pub(crate) fn begin_global_by(
         &self,
         deed: Option<&AuditRecord>,
@@ -77,24 +77,24 @@ impl Store {
             .with_bits(deed)
     }
 
-    /// Makes a change of what belongs to no context.
+    /// Makes a change outside contexts.
     pub(crate) async fn call_global(&self, change: StoreChange) -> kv::Result<Value> {
         let (store, call) = (&self.0, change.call);
         let seen = store.seen.text(None);
         let answer = store.confirmation.call(&store.connection, call.clone().arg(&seen)).await;
         match answer {
             Err(error) if error.code() == Some(STORE_WENT_BACK) => {
-                tracing::error!(seen, "Redis has lost changes of what belongs to no context");
+                tracing::error!(seen, "Redis has lost changes outside contexts");
                 store.seen.forget();
                 store.went_back.send_modify(|times| *times += 1);
-                // Whoever builds on them was told; this is built on what is there.
+                // Everyone who relied on the lost changes is notified now; this change builds on what exists.
                 store.confirmation.call(&store.connection, call.arg("")).await
             }
             answer => answer,
         }
     }
 
-    /// Makes a change of what belongs to no context by a script that gives its revision, or 0 when nothing changed.
+    /// Makes a change outside contexts by a script that returns its revision, or 0 when nothing changed.
     pub(crate) async fn apply_global(&self, change: StoreChange) -> kv::Result<u64> {
         let unmade = change.position(0);
         let revision = self.call_global(change).await?.uint()?;
@@ -106,7 +106,7 @@ impl Store {
 }
 
 impl TenantStore {
-    /// Begins a change that nobody has asked for: the keys and arguments that every script has.
+    /// Begins a change without a principal, with the keys and arguments of every script.
     pub(crate) fn begin(
         &self,
         script: &'static Script,
@@ -147,7 +147,7 @@ impl TenantStore {
         answer
     }
 
-    /// Tells whoever builds on what Redis has lost, and forgets it.
+    /// Notifies everyone who relies on changes that Redis has lost, and forgets the position.
     pub(crate) fn tell_went_back(&self) {
         tracing::error!(context = %self.id, seen = ?self.seen.latest(), "Redis has lost changes");
         self.forget_seen();
@@ -169,24 +169,24 @@ impl TenantStore {
         Ok(answer)
     }
 
-    /// Makes a change by a script that also gives what it has written into the stream, of which the stream's reader is told at once.
+    /// Makes a change by a script that also returns the events it wrote, which are passed to the stream's reader at once.
     pub(crate) async fn apply_and_report<T>(
         &self,
         mut change: StoreChange,
         read: impl FnOnce(Value) -> kv::Result<(Option<u64>, Value, T)>,
     ) -> Result<T> {
-        // What has yet to be confirmed may take long, and whoever reads would wait for it.
-        let telling = if self.confirmation.is_immediate() { self.feed.begin() } else { None };
-        change.reports_events = telling.is_some();
+        // A change that must be confirmed first may take long, and the reader would wait for it.
+        let reporter = if self.confirmation.is_immediate() { self.feed.begin() } else { None };
+        change.reports_events = reporter.is_some();
         let bits = change.bits;
-        let read = |value| read(value).map(|(revision, told, answer)| (revision, (told, answer)));
-        let (told, answer) = self.apply(change, read).await?;
-        // What cannot be read so is read from the stream.
-        if let Some(telling) = telling
-            && !told.is_nil()
-            && let Ok(Some(told)) = ReportedChange::read(told, bits)
+        let read = |value| read(value).map(|(revision, events, answer)| (revision, (events, answer)));
+        let (events, answer) = self.apply(change, read).await?;
+        // If the report cannot be parsed, the reader reads the events from the stream.
+        if let Some(reporter) = reporter
+            && !events.is_nil()
+            && let Ok(Some(report)) = ReportedChange::read(events, bits)
         {
-            telling.report(told);
+            reporter.report(report);
         }
         Ok(answer)
     }

@@ -47,7 +47,7 @@ struct ActorRecordUpdate<'a> {
 }
 
 impl Store {
-    /// Keeps a new actor, or gives the one that the same request made before.
+    /// Stores a new actor, or returns the one that the same request created before.
     pub(crate) async fn register_actor(
         &self,
         new: ActorRegistration,
@@ -121,7 +121,7 @@ impl Store {
         Ok((made.int()? == 1, value.uint()?))
     }
 
-    /// Changes where messages to an actor are delivered. `asker` is nobody for the bootstrap identity, else the
+    /// Changes where messages to an actor are delivered. `asker` is `None` for the bootstrap identity, else the
     /// actor itself.
     pub(crate) async fn update_actor(
         &self,
@@ -149,7 +149,7 @@ impl Store {
         self.actor_ever(*id).await
     }
 
-    /// Puts another key of an actor in force. `asker` is nobody for the bootstrap identity, else the actor itself.
+    /// Puts another key of an actor in force. `asker` is `None` for the bootstrap identity, else the actor itself.
     pub(crate) async fn rotate_actor_key(
         &self,
         rotation: &KeyRotation,
@@ -160,7 +160,7 @@ impl Store {
         let KeyRotation { id, expected_revision, pubkey, overlap_secs, revoke_certificates } = rotation;
         for _ in 0..PERMISSION_TRIES {
             let found = self.actor(*id).await;
-            // After the actor: whoever changes it remembers the request with that.
+            // Read after the actor, since a change records the request together with it.
             if self.was_carried_out(asker, request).await? {
                 return self.actor_ever(*id).await;
             }
@@ -193,7 +193,7 @@ impl Store {
                 may_be_full: true,
             };
             match self.change_actor(change, now).await {
-                // Somebody else changed it since it was read.
+                // The actor was changed concurrently.
                 Err(Error::Changed(_)) => {}
                 Err(error) => return Err(error),
                 Ok(()) => return self.actor_ever(*id).await,
@@ -202,7 +202,7 @@ impl Store {
         Err(Error::Changed(format!("actor {id} changes again and again")))
     }
 
-    /// Removes an actor, and then its roles. `asker` is nobody for the bootstrap identity, else the actor itself.
+    /// Removes an actor, and then its roles. `asker` is `None` for the bootstrap identity, else the actor itself.
     ///
     /// # Errors
     /// [`Error::LastAdmin`] where it is the only admin of a context.
@@ -218,9 +218,9 @@ impl Store {
             .with_request_id(request);
         for _ in 0..PERMISSION_TRIES {
             let found = self.actor(id).await;
-            // After the actor: whoever removes it remembers the request with that.
+            // Read after the actor, since a removal records the request together with it.
             if self.was_carried_out(asker, request).await? {
-                // Whoever was asked first may have died before it came to the roles.
+                // The storage that handled the first request may have died before it removed the roles.
                 return self.remove_roles(id, &deed, now).await;
             }
             let actor = found?;
@@ -238,8 +238,8 @@ impl Store {
         Err(Error::Changed(format!("actor {id} changes again and again")))
     }
 
-    /// Other actors that have a key of this one. None can be given one any more, but it was possible once; letters to such a
-    /// key are theirs from then on.
+    /// Finds other actors that have a key of this one. This can no longer happen, but earlier versions allowed it; messages to such
+    /// a key go to those actors once this one is removed.
     async fn heirs(&self, actor: &Actor) -> Result<Vec<(String, ActorId)>> {
         let keys: BTreeSet<&str> = actor.keys.iter().map(|key| key.key.as_str()).collect();
         let mut heirs = Vec::new();
@@ -314,7 +314,7 @@ impl Store {
         was_carried_out(self.connection(), key.as_deref(), request).await
     }
 
-    /// Letters land only where their recipient may read them.
+    /// Checks a home context: messages are delivered only where their recipient may read them.
     async fn check_home(&self, actor: ActorId, home: ContextId) -> Result<()> {
         let role = match self.context(home).await {
             Ok((_, context)) => context.role_of(actor),
@@ -359,7 +359,7 @@ fn of_actor(error: kv::Error, id: ActorId) -> Error {
     }
 }
 
-/// Fails when a record is not as whoever changes it has read it.
+/// Fails when a record is not at the revision that its change expects.
 pub(crate) fn check_revision(
     kind: &str,
     id: impl std::fmt::Display,
@@ -377,7 +377,7 @@ pub(crate) fn check_revision(
 /// Bounds the keys that an actor gives itself in a period: past keys are never forgotten, and new keys are free.
 fn check_pace(actor: &Actor, now: Timestamp) -> Result<()> {
     let span = Duration::from_secs(limits::ACTOR_KEYS_SPAN_SECS.into());
-    // These are remembered: what is forgotten first is over for longest.
+    // The recent keys are all remembered: keys that expired longest ago are forgotten first.
     let recent = actor.keys.iter().filter(|key| key.not_before + span > now).count();
     if recent >= limits::ACTOR_KEYS_KEPT_MAX {
         let (max, asked) = (limits::ACTOR_KEYS_KEPT_MAX as u64, recent as u64 + 1);
@@ -386,7 +386,7 @@ fn check_pace(actor: &Actor, now: Timestamp) -> Result<()> {
     Ok(())
 }
 
-/// Puts another key in force, unless the actor ever had it: one that was revoked never counts again.
+/// Puts another key in force, unless the actor ever had it: a revoked key never becomes valid again.
 fn rotate(actor: &mut Actor, key: &str, now: Timestamp, overlap: Duration) -> Result<()> {
     if actor.keys.iter().any(|known| known.key == key) {
         return Err(Error::field(
@@ -400,7 +400,7 @@ fn rotate(actor: &mut Actor, key: &str, now: Timestamp, overlap: Duration) -> Re
         let (max, asked) = (limits::ACTOR_KEYS_MAX as u64, living as u64);
         return Err(Error::Limit { limit: "keys of an actor that are in force", max, asked });
     }
-    // Those that are over for longest are forgotten first.
+    // Keys that expired longest ago are forgotten first.
     while actor.keys.len() > limits::ACTOR_KEYS_KEPT_MAX {
         let Some(oldest) = actor.keys.iter().position(|key| key.is_over(now)) else { break };
         actor.keys.remove(oldest);

@@ -15,7 +15,7 @@ use crate::pages::{PageRequest, PagedCollection};
 use crate::store::{RequestPrincipal, Store};
 use crate::tenants::permission::{self, ContextAction};
 
-/// Entries that are looked at for one page, when most of them are of others.
+/// Entries that are scanned for one page, when most of them do not match.
 const ENTRIES_SCANNED_MAX: usize = 10_000;
 /// Entries that are read at once.
 const ENTRIES_READ: usize = 500;
@@ -60,7 +60,7 @@ impl AuditRecord {
         self
     }
 
-    /// From what a script has kept; nothing when it is nothing of ours.
+    /// Parses a record that a script has stored; nothing for anything else.
     pub(crate) fn from_json(json: &str) -> Option<Self> {
         serde_json::from_str(json).ok()
     }
@@ -71,7 +71,7 @@ impl AuditRecord {
     }
 }
 
-/// An entry, as it is kept.
+/// Stored audit entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct StoredAuditEntry {
     /// Time of the action.
@@ -93,7 +93,7 @@ pub(crate) struct StoredAuditEntry {
 pub(crate) struct AuditFilter {
     /// Only what this actor did.
     pub(crate) actor: Option<ActorId>,
-    /// Only actions that begin so.
+    /// Only actions that begin with this.
     pub(crate) action_prefix: String,
     /// Only from this moment on.
     pub(crate) since: Option<Timestamp>,
@@ -108,8 +108,8 @@ impl AuditFilter {
 }
 
 impl Store {
-    /// A page of entries, the newest first; without a context of what was done to actors and contexts themselves. `asker` is
-    /// nobody for the bootstrap identity.
+    /// Reads a page of entries, newest first; without a context, those about actors and contexts themselves. `asker` is
+    /// `None` for the bootstrap identity.
     pub(crate) async fn list_audit(
         &self,
         context: Option<ContextId>,
@@ -166,7 +166,7 @@ impl Store {
     }
 }
 
-/// An entry with its id. What others may have put there has what it has.
+/// Parses an entry with its id. Entries written by other programs are taken as they are.
 fn parse(entry: Value) -> Result<(String, StoredAuditEntry)> {
     let [id, fields] = entry.tuple()?;
     let id = id.text()?;

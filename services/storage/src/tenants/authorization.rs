@@ -1,4 +1,4 @@
-//! Permission for what other services keep: decided here, and written down in the step that finds it still good.
+//! Permission for records of other services: decided here, and recorded in the step that confirms it.
 
 use model::{ActorId, ContextId, Timestamp, limits};
 
@@ -22,15 +22,15 @@ pub(crate) struct Intent {
     pub(crate) object: String,
     /// The request, when it may be repeated.
     pub(crate) request: Option<IdempotencyKey>,
-    /// Nothing is changed by it, so that nothing is written down.
+    /// The action only reads, so no audit record is written.
     pub(crate) is_read: bool,
 }
 
 impl Store {
-    /// Decides whether somebody may do something, and writes down that it does. `true` when that was written now.
+    /// Decides whether an actor may perform an action, and writes the audit record. Returns `true` when it was written now.
     ///
     /// # Errors
-    /// That there is no such context for the actor, that its role is too small, that the context takes no changes.
+    /// When there is no such context for the actor, when its role is too small, or when the context takes no changes.
     pub(crate) async fn authorize(&self, intent: &Intent, now: Timestamp) -> Result<bool> {
         let Intent { context, actor, action, object, request, is_read } = intent;
         for _ in 0..PERMISSION_TRIES {
@@ -47,7 +47,7 @@ impl Store {
                     context_revision: read.revision.0,
                     request_hash: hash_of(request.as_ref()),
                     request_secs: limits::REQUEST_ID_KEEP_SECS,
-                    // What ends something goes on where Redis is full.
+                    // Operations that end something, such as a saga, must work even when Redis is full.
                     room: if *action == ContextAction::OperateSagas { "reserve" } else { "" },
                 ]);
             match tenant.call(call).await {

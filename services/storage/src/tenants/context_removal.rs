@@ -1,9 +1,9 @@
 //! Removing a context with everything in it.
 //!
-//! First it is marked as going: from then on it takes no changes. Then its supervisors forget it, each told
-//! by a router until that one answers. Then its keys are removed, some hundred a script; then nobody finds
-//! it any more, and its id is free; then its own record goes. Any storage goes on where another one stopped:
-//! what is left to do is read from what is there.
+//! First the context is marked as being removed: from then on it takes no changes. Then its supervisors drop it;
+//! a router repeats the request until each one answers. Then its keys are removed, some hundred per script. Then it is
+//! unpublished, so that its id is free. Its own record goes last. Any storage can continue where another one
+//! stopped: the remaining work follows from what still exists.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -32,7 +32,7 @@ const RETRY: Duration = Duration::from_secs(1);
 /// Contexts that are looked at at once.
 const CONTEXTS_AT_ONCE: usize = 16;
 
-/// A context that one supervisor is to forget.
+/// A context that one supervisor must drop.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PendingContextDrop {
     /// The context.
@@ -69,8 +69,8 @@ impl ContextRemovals {
         self.0.looks.subscribe()
     }
 
-    /// Removes a context, for one of its admins or for the bootstrap identity; one at this revision, if one is named. Returns
-    /// when nothing is left; the removal goes on when this is dropped.
+    /// Removes a context, for one of its admins or for the bootstrap identity, provided that it is at the expected revision, if any.
+    /// Returns when nothing is left. The removal continues even if this future is dropped.
     pub(crate) async fn remove(
         &self,
         (id, expected): (ContextId, Option<Revision>),
@@ -80,10 +80,10 @@ impl ContextRemovals {
     ) -> Result<()> {
         let mut looks = self.looks();
         let begun = self.0.hub.store().begin_context_removal((id, expected), actor, request, now).await?;
-        // The same request has removed it before.
+        // Without a value, the same request has removed the context before.
         let Some((tenant, uid)) = begun else { return Ok(()) };
         while record_of(&tenant).await?.is_some_and(|(known, _)| known == uid) {
-            // The sender lives as long as this.
+            // The sender lives as long as this value.
             let _ = looks.changed().await;
         }
         Ok(())
@@ -103,7 +103,7 @@ impl ContextRemovals {
                 let runners = store.runners_at(&tenant, ids).await?;
                 let there: Vec<RunnerId> = runners.iter().map(|runner| runner.id).collect();
                 let gone: Vec<RunnerId> = ids.iter().filter(|id| !there.contains(id)).copied().collect();
-                // The record of a deleted one is kept for a while only, and nobody else knows where its supervisor is.
+                // The record of a deleted runner is kept only for a while, and without it its supervisor cannot be found.
                 if !gone.is_empty() {
                     self.forgotten(&tenant, uid, &gone).await?;
                 }
@@ -122,7 +122,7 @@ impl ContextRemovals {
     /// A supervisor has forgotten a context, or is given up.
     pub(crate) async fn dropped(&self, uid: ContextUid, runner: RunnerId) -> Result<()> {
         let found = lock(&self.0.going).iter().find(|(_, known)| **known == uid).map(|(id, _)| *id);
-        // One that is not known here is gone, or will be asked for again.
+        // A context that is not known here is gone, or its supervisor will be asked again.
         let Some(context) = found else { return Ok(()) };
         self.forgotten(&self.0.hub.store().tenant_unchecked(context), uid, &[runner]).await
     }
@@ -138,7 +138,7 @@ impl ContextRemovals {
         }
     }
 
-    /// Goes on with every removal until `stop`.
+    /// Continues every removal until `stop`.
     pub(crate) async fn run(self, stop: CancellationToken) {
         let mut hints = self.0.hub.hints();
         let mut complete = self.look_everywhere().await;
@@ -166,11 +166,11 @@ impl ContextRemovals {
         let (tenants, marked) = match found.await {
             Ok(found) => found,
             Err(error) => {
-                tracing::warn!(%error, "looking for contexts that go failed, trying again");
+                tracing::warn!(%error, "looking for contexts to remove failed, trying again");
                 return false;
             }
         };
-        // Also those that nobody finds any more.
+        // Includes contexts that are already unpublished.
         let unseen: Vec<_> = marked.iter().map(|(id, _)| store.tenant_unchecked(*id)).collect();
         let going: Vec<_> = lock(&self.0.going).keys().map(|id| store.tenant_unchecked(*id)).collect();
         let all =
@@ -201,7 +201,7 @@ impl ContextRemovals {
         let result = self.go_on(&tenant).await;
         self.0.looks.send_modify(|looks| *looks += 1);
         match result {
-            // Another storage goes on with it as well, and was faster.
+            // Another storage continued the removal as well, and was faster.
             Ok(()) | Err(Error::NotFound(_)) => true,
             Err(error) => {
                 tracing::warn!(context = %tenant.id, %error, "removing a context failed, trying again");
@@ -265,12 +265,12 @@ impl Store {
                 }
                 found => found?,
             };
-            // Another one has the number by now.
+            // Another context has the number by now.
             if then.is_some_and(|then| then != context.uid) {
                 return Ok(None);
             }
             permission::allow_administrator(&context, actor, ContextAction::DeleteContext)?;
-            // One that is going was seen by somebody as it was then.
+            // The revision is checked only for an active context: one being removed was checked when its removal began.
             if context.state == ContextState::Active {
                 check_revision("context", id, context.revision, expected)?;
             }
@@ -316,7 +316,7 @@ impl Store {
         Ok(Some(uid.text()?.parse().map_err(bad)?))
     }
 
-    /// Keeps which context is meant where nothing of it is left in the end, before anything is done.
+    /// Records which context a request removes before the removal begins, since nothing of the context is left at its end.
     async fn remember_removal(
         &self,
         context: &Context,
@@ -339,13 +339,13 @@ impl Store {
         asked.map(drop)
     }
 
-    /// Removes what there is of a context that every supervisor has forgotten, its record last.
+    /// Removes everything left of a context that every supervisor has dropped, its record last.
     async fn remove_context(&self, tenant: &TenantStore, uid: ContextUid) -> Result<()> {
         while self.remove_keys(tenant, uid).await? > 0 {}
         self.record_blob_bytes(tenant.id, 0).await?;
         service::crash_point("storage.context.emptied");
-        // The id may become another context's as soon as nobody finds this one: the mark, which goes when
-        // that one is published, keeps a storage that is late from hiding it. Until then it names what is left.
+        // The id may be reused as soon as this context is unpublished. The mark keeps a slow storage from then
+        // unpublishing the next context, whose publication removes the mark. Until then the mark names what is left.
         let now = Timestamp::now();
         let mark = self
             .begin_global(&scripts::MARK_REMOVAL, &[], now)
@@ -376,7 +376,7 @@ impl Store {
         Ok(ids.iter().filter_map(marked).collect())
     }
 
-    /// Nothing is left of a context.
+    /// Removes the mark of a context of which nothing is left.
     async fn forget_removal(&self, id: ContextId, uid: ContextUid) -> Result<()> {
         let call = self
             .begin_global(&scripts::FORGET_REMOVAL, &[], Timestamp::now())
@@ -384,10 +384,10 @@ impl Store {
         Ok(self.call_global(call).await.map(drop)?)
     }
 
-    /// Goes once through all keys of a context and removes them, but for its record. Says how many there were.
+    /// Goes once through all keys of a context and removes them, except its record. Returns how many there were.
     ///
-    /// A cursor counts at the server process that gave it. When another one answers, which is by now in the place of the
-    /// former, it begins at the beginning, and this pass has not seen everything.
+    /// A cursor is valid only at the server process that issued it. When another process has replaced that one, the scan restarts
+    /// there, and this pass may not have seen everything.
     async fn remove_keys(&self, tenant: &TenantStore, uid: ContextUid) -> Result<u64> {
         let pattern = format!("{}*", tenant.keys.prefix());
         let (mut removed, mut server, mut cursor) = (0, String::new(), "0".to_owned());

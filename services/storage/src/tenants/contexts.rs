@@ -1,7 +1,7 @@
-//! Contexts: made in two places, in an order that can be taken up again.
+//! Contexts: created in two places, in an order that can be resumed.
 //!
-//! First the id is reserved, together with the request id, then the context is written where it is kept,
-//! then its id enters the set by which everybody finds it.
+//! First the id is reserved, together with the request id. Then the context is written to its own database.
+//! Then its id is added to the set of contexts, which makes it visible.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -55,8 +55,8 @@ impl ContextMembers {
 }
 
 impl Store {
-    /// Creates a context, or gives the one that the same request made before. `creator` is nobody for the
-    /// bootstrap identity, else becomes one of the admins. `noted` is what is wrong with it so far.
+    /// Creates a context, or returns the one that the same request created before. `creator` is `None` for the
+    /// bootstrap identity, else becomes one of the admins. `noted` has the violations found so far.
     pub(crate) async fn create_context(
         &self,
         mut new: NewContext,
@@ -124,9 +124,9 @@ impl Store {
         match written {
             Ok(_) => self.publish_context(id, Some(uid), Some(&deed), now).await?,
             Err(error) if error.code() == Some("CONTEXT_EXISTS") => {
-                // One that its maker wrote and did not come to publish is complete: it is published for him.
+                // A context that was written but not published is complete, so it is published now.
                 self.publish_context(id, None, None, now).await?;
-                // The one that this request made is gone, and another one has its number by now.
+                // The context that this request created is gone, and another one has its number by now.
                 return Err(if is_new {
                     error
                 } else {
@@ -177,7 +177,7 @@ impl Store {
         Ok(ContextReservation { id, uid, is_new: is_new.int()? == 1 })
     }
 
-    /// `uid` is that of the context, for whoever has written it.
+    /// Publishes a written context. `uid` is its uid if this storage has written it.
     async fn publish_context(
         &self,
         id: ContextId,
@@ -195,8 +195,8 @@ impl Store {
         Ok(())
     }
 
-    /// Changes members and settings, for one of its admins or for the bootstrap identity, which is nobody here. `noted` is what
-    /// is wrong with it so far.
+    /// Changes members and settings, for one of its admins or for the bootstrap identity, which is `None` here. `noted` has the
+    /// violations found so far.
     pub(crate) async fn update_context(
         &self,
         change: &ContextChange,
@@ -241,7 +241,7 @@ impl Store {
         Err(Error::ContextChanged(change.id))
     }
 
-    /// Writes that somebody has no role any more, if the context is still as it was read. The deed stands in the context's audit.
+    /// Writes the members after an actor lost its role, if the context is still as it was read. The context's audit records the deed.
     pub(crate) async fn write_members(
         &self,
         context: &Context,
@@ -308,7 +308,7 @@ impl Store {
         list: &BTreeSet<ActorId>,
         violations: &mut Violations,
     ) -> Result<()> {
-        // 0 is refused already, and so are more of them.
+        // The id 0 and ids beyond the maximum have their violations already.
         let ids = list.iter().copied().filter(|id| *id != ActorId(0)).take(limits::CONTEXT_MEMBERS_MAX);
         let ids: Vec<ActorId> = ids.collect();
         for ids in ids.chunks(MEMBERS_CHECKED) {

@@ -31,7 +31,7 @@ impl Store {
             return Ok(None);
         }
         let keys = record::actor::keys(&fields)?;
-        // One that is none has signed nothing.
+        // A text that is not a key cannot have signed anything.
         let keys = keys.iter().filter_map(|key| ActorVerifyingKey::try_from(key).ok()).collect();
         let certificates_not_before = fields.optional("certificates_not_before")?;
         Ok(Some(KnownActor { keys, certificates_not_before }))
@@ -91,7 +91,7 @@ impl IdentityChangeFeed {
     pub(crate) async fn next(&mut self) -> Option<DirectoryInvalidation> {
         match self.0.recv().await {
             Ok(news) => Some(news),
-            // What was missed may have been anything.
+            // Any change may have been missed.
             Err(RecvError::Lagged(_)) => Some(DirectoryInvalidation::FeedRestored),
             Err(RecvError::Closed) => None,
         }

@@ -1,6 +1,6 @@
 //! Permissions of actors in a context: the one place where they are decided.
 //!
-//! The table is that of the specification, section 4. An actor without a role is told that there is no such context.
+//! The table is that of the specification, section 4. For an actor without a role, the context does not exist.
 
 use model::context::AccessDenied;
 use model::{ActorId, Context, Role};
@@ -48,9 +48,9 @@ macro_rules! actions {
 actions! {
     /// Reads what is in the context: the context itself, flows, nodes, jobs, blobs, logs, messages, runner records, events.
     Read = "context.read" needs RoleRequirement::Role(Role::Reader);
-    /// Reads who did what.
+    /// Reads the audit.
     ReadAudit = "audit.read" needs RoleRequirement::Role(Role::Admin);
-    /// Makes a context. Every actor may, and is its first admin.
+    /// Creates a context. Every actor may, and is its first admin.
     CreateContext = "context.create" needs RoleRequirement::Role(Role::Admin);
     /// Changes members and settings.
     UpdateContext = "context.update" needs RoleRequirement::Role(Role::Admin);
@@ -64,51 +64,51 @@ actions! {
     RotateActorKey = "actor.rotate_key" needs RoleRequirement::Role(Role::Admin);
     /// Removes an actor: itself and the bootstrap identity.
     DeleteActor = "actor.delete" needs RoleRequirement::Role(Role::Admin);
-    /// Keeps a job that belongs to no flow.
+    /// Stores a job that belongs to no flow.
     CreateJob = "job.create" needs RoleRequirement::Submit;
-    /// Removes one.
+    /// Removes such a job.
     DeleteJob = "job.delete" needs RoleRequirement::Own(Role::Executor);
-    /// Keeps bytes.
+    /// Stores bytes.
     PutBlob = "blob.put" needs RoleRequirement::Role(Role::Executor);
-    /// Makes a flow.
+    /// Creates a flow.
     CreateFlow = "flow.create" needs RoleRequirement::Submit;
-    /// Gives it nodes.
+    /// Adds nodes to a flow.
     AddFlowNodes = "flow.add_nodes" needs RoleRequirement::Own(Role::Executor);
-    /// Starts it.
+    /// Starts a flow.
     StartFlow = "flow.start" needs RoleRequirement::Own(Role::Executor);
-    /// Starts it again.
+    /// Runs an ended flow again.
     RetryFlow = "flow.retry" needs RoleRequirement::Own(Role::Executor);
-    /// Signals it.
+    /// Signals a flow.
     SignalFlow = "flow.signal" needs RoleRequirement::Own(Role::Executor);
-    /// Wishes that it ends.
+    /// Cancels a flow.
     CancelFlow = "flow.cancel" needs RoleRequirement::Own(Role::Executor);
-    /// Wishes that one of its nodes ends.
+    /// Cancels a node.
     CancelNode = "flow.cancel_node" needs RoleRequirement::Own(Role::Executor);
     /// Reports state and result of a node that it executes.
     ReportNode = "flow.report_node" needs RoleRequirement::Own(Role::Executor);
-    /// Removes it.
+    /// Removes a flow.
     DeleteFlow = "flow.delete" needs RoleRequirement::Own(Role::Executor);
-    /// Learns the key by which what runs for somebody is signed.
+    /// Reads the keys with which an actor's submissions are signed.
     ReadSigner = "signer.read" needs RoleRequirement::Own(Role::Executor);
     /// Sends chat or mail.
     SendMessage = "message.send" needs RoleRequirement::Own(Role::Executor);
-    /// Sends again what would not arrive.
+    /// Sends a dead letter again.
     ResendMessage = "message.resend" needs RoleRequirement::Own(Role::Executor);
     /// Removes a message: its sender, its recipient.
     DeleteMessage = "message.delete" needs RoleRequirement::Own(Role::Reader);
     /// Reads an inbox.
     ReadInbox = "inbox.read" needs RoleRequirement::Own(Role::Reader);
-    /// Takes messages out of it.
+    /// Takes messages out of an inbox.
     AcknowledgeMessages = "message.acknowledge" needs RoleRequirement::Own(Role::Reader);
     /// Registers a runner.
     RegisterRunner = "runner.register" needs RoleRequirement::Role(Role::Admin);
-    /// Changes its record.
+    /// Changes a runner record.
     UpdateRunner = "runner.update" needs RoleRequirement::Role(Role::Admin);
-    /// Has it take no new jobs.
+    /// Drains a runner, which then takes no new jobs.
     DrainRunner = "runner.drain" needs RoleRequirement::Role(Role::Admin);
-    /// Has it take them again.
+    /// Resumes a drained runner.
     ResumeRunner = "runner.resume" needs RoleRequirement::Role(Role::Admin);
-    /// Removes its record.
+    /// Removes a runner record.
     DeleteRunner = "runner.delete" needs RoleRequirement::Role(Role::Admin);
     /// Reads definitions, sagas, effects and dead letters.
     ReadSagas = "saga.read" needs RoleRequirement::Role(Role::Reader);
@@ -118,11 +118,11 @@ actions! {
     DefineSagas = "saga.define" needs RoleRequirement::Role(Role::Admin);
     /// Pauses, resumes, cancels, ends and mends sagas, effects and tenants.
     OperateSagas = "saga.operate" needs RoleRequirement::Role(Role::Admin);
-    /// Has dead letters and lanes processed again, or dead letters removed.
+    /// Processes dead letters and lanes again, or removes dead letters.
     ReplaySagas = "saga.replay" needs RoleRequirement::Role(Role::Admin);
 }
 
-/// Checks that `actor` may do what concerns the whole context, or its own objects.
+/// Checks that `actor` may perform an action on the whole context, or on its own objects.
 ///
 /// # Errors
 /// Fails when there is no such context for the actor, or when its role is too small.
@@ -153,7 +153,7 @@ pub(crate) fn allow_for(
     Ok(())
 }
 
-/// Checks a principal as [`allow_for`] does; a service that calls for itself may do what its methods permit.
+/// Checks a principal as [`allow_for`] does; a service that calls on its own behalf is limited only by its method policy.
 pub(crate) fn allow_asker(
     context: &Context,
     asker: RequestPrincipal,
@@ -235,7 +235,7 @@ mod tests {
 
     #[test]
     fn actions_take_what_the_page_says() {
-        let said: BTreeMap<String, (String, String)> = ContextAction::ALL
+        let actual: BTreeMap<String, (String, String)> = ContextAction::ALL
             .iter()
             .map(|action| {
                 let (role, whose) = match action.need() {
@@ -246,8 +246,8 @@ mod tests {
                 (action.name().to_owned(), (role, whose.to_owned()))
             })
             .collect();
-        assert_eq!(said.len(), ContextAction::ALL.len(), "each has a name of its own");
-        assert_eq!(said, table());
+        assert_eq!(actual.len(), ContextAction::ALL.len(), "each has a name of its own");
+        assert_eq!(actual, table());
     }
 
     #[test]
@@ -268,7 +268,7 @@ mod tests {
                     | RoleRequirement::Submit => "+--?",
                 };
                 assert_eq!(own, expected, "{action:?}");
-                // An admin acts for everybody; others only as themselves, where it matters whose something is.
+                // An admin acts for every actor; others act only as themselves where ownership matters.
                 assert_eq!(answer(&context, ADMIN, *action, EXECUTOR), '+', "{action:?}");
                 let others = answer(&context, EXECUTOR, *action, READER);
                 let concerns_all =

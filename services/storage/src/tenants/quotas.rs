@@ -1,7 +1,7 @@
 //! How much an actor and a context may have. The defaults are limits of the whole; operators change them with flags.
 //!
-//! What is counted is counted by the script that changes it, beside what it reads anyway: in `ids` of the context, or as
-//! the size of the set that names everything of the kind.
+//! Amounts are counted by the script that changes them, next to what it reads anyway: in `ids` of the context, or as
+//! the size of the set that lists everything of the kind.
 
 use std::fmt;
 use std::str::FromStr;
@@ -41,7 +41,7 @@ macro_rules! quotas {
                 match self { $(Self::$quota => $remedy),+ }
             }
 
-            /// When to try again, where room makes itself. There is none where somebody has to delete something.
+            /// Delay before a retry, for amounts that shrink by themselves; none where something has to be deleted.
             pub(crate) const fn retry_after(self) -> Option<Duration> {
                 match self { $(Self::$quota => $retry),+ }
             }
@@ -56,7 +56,7 @@ quotas! {
     ActorBlobBytes = (
         "actor_blob_bytes_max",
         ACTOR_BLOB_BYTES_MAX,
-        "delete flows, jobs or contexts of whoever created this one; what nobody refers to goes after a while",
+        "delete flows, jobs or contexts of this context's creator; unreferenced blobs go after a while",
         Some(RETRY_AFTER_BLOBS)
     ),
     /// Flows that are kept.
@@ -73,7 +73,7 @@ quotas! {
     ContextBlobBytes = (
         "context_blob_bytes_max",
         CONTEXT_BLOB_BYTES_MAX,
-        "delete flows or jobs; what nobody refers to goes after a while",
+        "delete flows or jobs; unreferenced blobs go after a while",
         Some(RETRY_AFTER_BLOBS)
     ),
     /// Runner records.
@@ -102,7 +102,7 @@ impl Default for StorageQuotas {
 }
 
 impl StorageQuotas {
-    /// The defaults but for what `settings` says; of two for the same the last one counts.
+    /// Applies `settings` to the defaults; of two settings for the same quota, the last one counts.
     #[must_use]
     pub fn with(settings: &[QuotaSetting]) -> Self {
         let mut quotas = Self::default();
@@ -112,7 +112,7 @@ impl StorageQuotas {
         quotas
     }
 
-    /// How much of it there may be.
+    /// Returns the limit of a quota.
     #[must_use]
     pub const fn of(&self, quota: Quota) -> u64 {
         self.0[quota as usize]

@@ -33,7 +33,7 @@ impl Store {
             let store = self.clone();
             async move { (tenant.id, store.context(tenant.id).await.map(|(_, context)| context)) }
         });
-        // One that went meanwhile is passed over, and one that cannot be read.
+        // Contexts that were removed meanwhile or cannot be read are skipped.
         let read = stream::iter(reads).buffered(CONTEXTS_AT_ONCE);
         read.filter_map(|(id, context)| {
             let context = match context {
@@ -73,8 +73,8 @@ impl Store {
         Ok(only.map(|(context, _)| context.id).collect())
     }
 
-    /// Takes all its roles from an actor that was removed. One that became a context's only admin meanwhile stays it: the
-    /// bootstrap identity can name another. Each context's audit says by which deed it went.
+    /// Removes all roles of a removed actor. If it became a context's only admin meanwhile, it stays admin: the bootstrap
+    /// identity can name another one. The audit of each context records the deed.
     pub(crate) async fn remove_roles(
         &self,
         actor: ActorId,
@@ -112,7 +112,7 @@ impl Store {
         Err(Error::ContextChanged(id))
     }
 
-    /// A page of the contexts in which somebody has a role, by their numbers; all for nobody, the bootstrap identity.
+    /// Reads a page of the contexts in which an actor has a role, by number; all contexts for the bootstrap identity.
     pub(crate) async fn list_contexts(
         &self,
         actor: Option<ActorId>,
@@ -185,7 +185,7 @@ impl Store {
         Ok((actors, String::new()))
     }
 
-    /// Returns the actors that one may read: itself and the members of shared contexts; the bootstrap identity all.
+    /// Returns the actors that an actor may read: itself and the members of shared contexts; the bootstrap identity may read all.
     async fn known_to(&self, asker: Option<ActorId>) -> Result<BTreeSet<ActorId>> {
         let Some(asker) = asker else { return Ok(self.all_actors().await?.into_iter().collect()) };
         let contexts = self.contexts_of(asker).await?;
@@ -193,7 +193,7 @@ impl Store {
         Ok(shared.chain([asker]).collect())
     }
 
-    /// Everybody who is registered.
+    /// Reads the ids of all registered actors.
     pub(crate) async fn all_actors(&self) -> Result<Vec<ActorId>> {
         let ids = self.connection().cmd(Cmd::new("SMEMBERS").arg(&self.keys().actors())).await?.texts()?;
         Ok(ids.iter().filter_map(|id| id.parse().ok()).collect())
@@ -205,7 +205,7 @@ impl Store {
         Ok(contexts.iter().any(|(context, _)| context.role_of(actor).is_some()))
     }
 
-    /// Actors, or what is left of them, by their numbers; nothing in the places of those that never were.
+    /// Reads actors by number, or what is left of removed ones; nothing in place of each one that never existed.
     pub(crate) async fn read_actors(&self, ids: &[ActorId]) -> Result<Vec<Option<Actor>>> {
         let mut pipeline = Pipeline::new();
         for id in ids {

@@ -7,7 +7,7 @@ use crate::store::{RequestPrincipal, Store};
 use crate::tenants::permission::{self, ContextAction};
 
 impl Store {
-    /// The keys that count now of an actor for whom something is to run, and how its signatures name the context.
+    /// Reads the valid keys of an actor for whom a job is to run, and the context's uid that its signatures name.
     pub(crate) async fn signer(
         &self,
         context: ContextId,

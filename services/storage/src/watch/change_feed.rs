@@ -1,7 +1,7 @@
 //! Reports of this storage's own changes to the reader of their context's stream, which saves it reading them back.
 //!
-//! A change that is under way holds a [`ChangeReporter`]. Hints of it may come before its answer does: the reader waits for the changes that
-//! were under way when it heard of something new, and reads when they have ended and it still was not told of that.
+//! A change that is under way holds a [`ChangeReporter`]. Its hint may arrive before its answer. The reader therefore waits for the
+//! changes that were under way when a hint arrived. It reads the stream only if they have ended without reporting that change.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -12,12 +12,12 @@ use crate::error::Result;
 use crate::store::lock;
 use crate::watch::events::{EventEntry, EventPosition, TailerWakeup};
 
-/// Changes that are kept which follow on something that was not told yet.
+/// Maximum number of changes that wait for one before them that is not reported yet.
 const AHEAD_MAX: usize = 256;
-/// Bytes that their events may have, those of the last one apart.
+/// Maximum size of their events in bytes, not counting the last change.
 const AHEAD_BYTES: usize = 4 * 1024 * 1024;
 
-/// A change as its script tells it: the entries that it has written, and the place behind which it did.
+/// Change as its script reports it: the entries that it wrote, and the position after which it wrote them.
 #[derive(Debug)]
 pub(crate) struct ReportedChange {
     behind: EventPosition,
@@ -25,11 +25,11 @@ pub(crate) struct ReportedChange {
 }
 
 impl ReportedChange {
-    /// Reads what a script says: the id and the random bits of the last entry before its own, then ids and events of those. Nothing
-    /// when it has written none, or behind none.
+    /// Parses a script's answer: the id and the random bits of the last entry before its own, then the ids and events of its entries.
+    /// Nothing when the script wrote none, or there was none before.
     ///
     /// # Errors
-    /// When it says something else.
+    /// When the answer has another form.
     pub(crate) fn read(answer: Value, bits: u64) -> Result<Option<Self>> {
         let mut parts = answer.array()?.into_iter();
         let (Some(id), Some(before)) = (parts.next(), parts.next()) else { return Ok(None) };
@@ -50,51 +50,51 @@ impl ReportedChange {
     }
 }
 
-/// Changes that were told and not sent yet, by the places that they follow on.
+/// Reported changes that are not sent yet, by the positions after which they were written.
 #[derive(Debug, Default)]
 pub(crate) struct ChangeReorderBuffer {
     changes: BTreeMap<(u64, u32), ReportedChange>,
-    /// Two changes were told behind one place: one of them is of another stream.
+    /// Two changes were reported after one position: one of them is of another stream.
     is_doubtful: bool,
 }
 
-/// Entries that follow on a place.
+/// Entries that directly follow a position.
 #[derive(Debug)]
 pub(crate) struct ContiguousEvents {
-    /// All that was told of it, in the stream's order.
+    /// Reported entries in the stream's order, without a gap.
     pub(crate) entries: Vec<EventEntry>,
-    /// The stream may be another one than that of the place, or more is missing than is kept: it has to be read.
+    /// The stream must be read: it may have been replaced, or more is missing than the buffer keeps.
     pub(crate) is_doubtful: bool,
 }
 
 impl ChangeReorderBuffer {
-    /// Keeps what was told.
-    pub(crate) fn extend(&mut self, told: Vec<ReportedChange>) {
-        for told in told {
-            let other = self.changes.insert((told.behind.revision, told.behind.n), told);
+    /// Adds reported changes.
+    pub(crate) fn extend(&mut self, changes: Vec<ReportedChange>) {
+        for change in changes {
+            let other = self.changes.insert((change.behind.revision, change.behind.n), change);
             self.is_doubtful |= other.is_some();
         }
     }
 
-    /// Gives what follows on a place, without a gap. What lies before it is forgotten.
+    /// Takes the entries that follow a position without a gap. Entries before it are dropped.
     pub(crate) fn after(&mut self, mut at: EventPosition) -> ContiguousEvents {
         let mut following =
             ContiguousEvents { entries: Vec::new(), is_doubtful: std::mem::take(&mut self.is_doubtful) };
         while let Some(first) = self.changes.first_entry() {
-            let told = first.get();
-            let last = told.entries.last().map(|last| last.position);
+            let change = first.get();
+            let last = change.entries.last().map(|last| last.position);
             let is_new = last.is_some_and(|last| last.is_after(at));
-            if is_new && told.behind.is_after(at) {
+            if is_new && change.behind.is_after(at) {
                 break;
             }
-            // The same place, of another change.
+            // The same position belongs to another change.
             following.is_doubtful |= last.is_some_and(|last| !is_new && last != at && !at.is_after(last));
-            let told = first.remove();
-            if is_new && told.behind == at {
-                following.entries.extend(told.entries);
+            let change = first.remove();
+            if is_new && change.behind == at {
+                following.entries.extend(change.entries);
                 at = following.entries.last().map_or(at, |last| last.position);
             } else if is_new {
-                // It was written behind something else than what was told, or the place is within a change.
+                // The change was written after an unknown entry, or the position is within a change.
                 following.is_doubtful = true;
             }
         }
@@ -108,30 +108,30 @@ impl ChangeReorderBuffer {
 
     /// The greatest change that waits; 0 for none.
     pub(crate) fn greatest(&self) -> u64 {
-        let last = self.changes.values().next_back().and_then(|told| told.entries.last());
+        let last = self.changes.values().next_back().and_then(|change| change.entries.last());
         last.map_or(0, |last| last.position.revision)
     }
 
-    /// Forgets all of it.
+    /// Empties the buffer.
     pub(crate) fn clear(&mut self) {
         *self = Self::default();
     }
 }
 
-/// Where the changes of one context tell what they have written.
+/// Channel on which changes of one context report the entries that they wrote.
 #[derive(Debug, Default)]
 pub(crate) struct ChangeFeed(Mutex<ChangeFeedState>);
 
 #[derive(Debug, Default)]
 struct ChangeFeedState {
-    /// Wakes whoever reads the stream; nothing while nobody does.
+    /// Wakes the reader of the stream; nothing while there is none.
     reader: Option<Arc<TailerWakeup>>,
     /// How many changes have begun.
     begun: u64,
-    /// Those of them that have not ended, by their numbers.
+    /// Changes that have not ended, by number.
     open: BTreeSet<u64>,
     /// Reports that the reader has not taken yet.
-    told: Vec<ReportedChange>,
+    reported: Vec<ReportedChange>,
 }
 
 impl ChangeFeed {
@@ -144,10 +144,10 @@ impl ChangeFeed {
     pub(crate) fn leave(&self) {
         let mut state = lock(&self.0);
         state.reader = None;
-        state.told = Vec::new();
+        state.reported = Vec::new();
     }
 
-    /// Begins a change; nothing while nobody wants to be told of it.
+    /// Begins a change; returns nothing while the stream has no reader.
     pub(crate) fn begin(&self) -> Option<ChangeReporter<'_>> {
         let mut state = lock(&self.0);
         state.reader.as_ref()?;
@@ -157,7 +157,7 @@ impl ChangeFeed {
         Some(ChangeReporter { feed: self, number })
     }
 
-    /// Has the reader look whether the stream is still the one that it has read.
+    /// Makes the reader check whether the stream is still the one that it has read.
     pub(crate) fn doubt(&self) {
         if let Some(reader) = &lock(&self.0).reader {
             reader.miss();
@@ -166,7 +166,7 @@ impl ChangeFeed {
 
     /// Takes the changes that were reported since the last call.
     pub(crate) fn take(&self) -> Vec<ReportedChange> {
-        std::mem::take(&mut lock(&self.0).told)
+        std::mem::take(&mut lock(&self.0).reported)
     }
 
     /// How many changes have begun.
@@ -180,7 +180,7 @@ impl ChangeFeed {
     }
 }
 
-/// A change that is under way. Its end, whatever that is, wakes the reader.
+/// A change that is under way. Its end wakes the reader, whatever its outcome.
 #[derive(Debug)]
 pub(crate) struct ChangeReporter<'a> {
     feed: &'a ChangeFeed,
@@ -188,13 +188,13 @@ pub(crate) struct ChangeReporter<'a> {
 }
 
 impl ChangeReporter<'_> {
-    /// Tells what the change has written.
-    pub(crate) fn report(self, told: ReportedChange) {
+    /// Reports the entries that the change wrote.
+    pub(crate) fn report(self, change: ReportedChange) {
         let mut state = lock(&self.feed.0);
         if state.reader.is_some() {
-            state.told.push(told);
+            state.reported.push(change);
         }
-        // Its own end takes the lock again.
+        // Dropping `self` takes the lock again.
         drop(state);
     }
 }
@@ -220,7 +220,7 @@ mod tests {
     }
 
     /// Report of a change with these bits that wrote `count` entries.
-    fn told(behind: EventPosition, revision: u64, count: u32, bits: u64) -> ReportedChange {
+    fn reported(behind: EventPosition, revision: u64, count: u32, bits: u64) -> ReportedChange {
         let text = |text: String| Value::Bytes(text.into_bytes());
         let mut parts = vec![text(behind.entry_id()), text(format!("{:016x}", behind.bits))];
         for n in 1..=count {
@@ -237,11 +237,11 @@ mod tests {
     fn nothing_is_told_before_what_it_follows_on() {
         let mut ahead = ChangeReorderBuffer::default();
         let here = at(3, 1, 7);
-        // 4 is somebody else's, and so far unknown; 6 has told nothing.
+        // 4 belongs to another storage and is unknown so far; 6 has reported nothing.
         ahead.extend(vec![
-            told(at(7, 2, 11), 8, 1, 12),
-            told(at(5, 1, 10), 7, 2, 11),
-            told(at(4, 1, 9), 5, 1, 10),
+            reported(at(7, 2, 11), 8, 1, 12),
+            reported(at(5, 1, 10), 7, 2, 11),
+            reported(at(4, 1, 9), 5, 1, 10),
         ]);
         assert_eq!(places(&ahead.after(here)), []);
         let following = ahead.after(at(4, 1, 9));
@@ -253,7 +253,7 @@ mod tests {
     #[test]
     fn what_was_read_already_is_not_told_again() {
         let mut ahead = ChangeReorderBuffer::default();
-        ahead.extend(vec![told(at(3, 1, 7), 4, 2, 8), told(at(4, 2, 8), 5, 1, 9)]);
+        ahead.extend(vec![reported(at(3, 1, 7), 4, 2, 8), reported(at(4, 2, 8), 5, 1, 9)]);
         let following = ahead.after(at(4, 2, 8));
         assert_eq!((places(&following), following.is_doubtful), (vec![(5, 1)], false));
     }
@@ -262,22 +262,22 @@ mod tests {
     fn what_another_stream_had_is_doubted() {
         // The change before it was lost, and another one has its number.
         let mut ahead = ChangeReorderBuffer::default();
-        ahead.extend(vec![told(at(9, 1, 1), 10, 1, 2)]);
+        ahead.extend(vec![reported(at(9, 1, 1), 10, 1, 2)]);
         let following = ahead.after(at(9, 1, 77));
         assert_eq!((places(&following), following.is_doubtful), (Vec::new(), true));
         // The place that was read was lost.
-        ahead.extend(vec![told(at(9, 1, 77), 10, 1, 2)]);
+        ahead.extend(vec![reported(at(9, 1, 77), 10, 1, 2)]);
         assert!(ahead.after(at(9, 1, 1)).is_doubtful);
         // Another change has its number, and was read.
-        ahead.extend(vec![told(at(9, 1, 77), 10, 1, 2)]);
+        ahead.extend(vec![reported(at(9, 1, 77), 10, 1, 2)]);
         let following = ahead.after(at(10, 1, 3));
         assert_eq!((places(&following), following.is_doubtful), (Vec::new(), true));
-        // Two changes were written behind one place.
-        ahead.extend(vec![told(at(9, 1, 77), 10, 1, 2), told(at(9, 1, 77), 10, 1, 3)]);
+        // Two changes were written after one position.
+        ahead.extend(vec![reported(at(9, 1, 77), 10, 1, 2), reported(at(9, 1, 77), 10, 1, 3)]);
         assert!(ahead.after(at(8, 1, 1)).is_doubtful);
         ahead.clear();
         // Half of the change was read.
-        ahead.extend(vec![told(at(9, 1, 77), 10, 3, 2)]);
+        ahead.extend(vec![reported(at(9, 1, 77), 10, 3, 2)]);
         let following = ahead.after(at(10, 2, 2));
         assert_eq!((places(&following), following.is_doubtful), (Vec::new(), true));
         assert!(!ahead.after(at(10, 2, 2)).is_doubtful, "it is forgotten");
@@ -287,10 +287,10 @@ mod tests {
     fn what_waits_has_bounds() {
         let mut ahead = ChangeReorderBuffer::default();
         for revision in 10..10 + AHEAD_MAX as u64 {
-            ahead.extend(vec![told(at(revision, 1, 1), revision + 1, 1, 1)]);
+            ahead.extend(vec![reported(at(revision, 1, 1), revision + 1, 1, 1)]);
             assert!(!ahead.after(at(3, 1, 1)).is_doubtful);
         }
-        ahead.extend(vec![told(at(5, 1, 1), 6, 1, 1)]);
+        ahead.extend(vec![reported(at(5, 1, 1), 6, 1, 1)]);
         assert!(ahead.after(at(3, 1, 1)).is_doubtful);
     }
 
@@ -303,13 +303,13 @@ mod tests {
         let (first, second) = (feed.begin().expect("a reader"), feed.begin().expect("a reader"));
         let begun = feed.begun();
         let third = feed.begin().expect("a reader");
-        second.report(told(at(1, 1, 1), 2, 1, 2));
+        second.report(reported(at(1, 1, 1), 2, 1, 2));
         assert!(feed.is_open(begun));
         drop(first);
         assert!(!feed.is_open(begun), "the third has begun later");
         assert_eq!(feed.take().len(), 1);
         feed.leave();
-        third.report(told(at(1, 1, 1), 2, 1, 2));
+        third.report(reported(at(1, 1, 1), 2, 1, 2));
         assert!(feed.take().is_empty());
     }
 }

@@ -45,9 +45,9 @@ pub(crate) struct WatchedEvent {
 
 /// Where a watch begins.
 enum EventWatchStart {
-    /// With the tailer: what it has missed is known.
+    /// With the tailer: the events that the watch has missed are known.
     With(SubscriptionCatchUp, EventSubscription),
-    /// At a position far behind. All of that is read before joining, so that joining leaves little to catch up with.
+    /// At a position far behind. The stream is read before joining, so that little is left to catch up with.
     Behind(EventPosition),
 }
 
@@ -57,7 +57,7 @@ type WatchedEventSender = mpsc::Sender<Result<WatchedEvent>>;
 pub(crate) type EventWatchStream = BoxStream<'static, Result<WatchedEvent>>;
 
 impl EventHub {
-    /// Begins a watch of a flow with what there is: the flow, so many of its nodes, and what comes after them.
+    /// Begins a watch of a flow with its present state: the flow, some of its nodes, and the events after them.
     pub(crate) async fn watch_from_now(
         &self,
         watch: EventWatch,
@@ -71,7 +71,7 @@ impl EventHub {
         let watch = EventWatch { position: Some(position), ..watch };
         let tenant = self.store().tenant(watch.context).await?;
         match self.join(&tenant, watch.subject, SubscriptionStart::End(position)).await? {
-            // Who may read was looked at behind `position`: what has changed since is among what was missed.
+            // The permission was checked at or after `position`, so a later change of it is among the missed events.
             (joined @ SubscriptionCatchUp { missed: Some(_), .. }, membership) => {
                 Ok((page, self.begin(tenant, watch, EventWatchStart::With(joined, membership))))
             }
@@ -79,11 +79,11 @@ impl EventHub {
         }
     }
 
-    /// Begins a watch. Its first answer says where it begins; nothing after that is missing or comes twice. One with a position
-    /// is given a sign of life when it has been told all that was there.
+    /// Begins a watch. Its first answer says where it begins; no later event is missing or comes twice. A watch with a position
+    /// receives an answer without an event once it has all events that existed.
     pub(crate) async fn watch(&self, watch: EventWatch) -> Result<EventWatchStream> {
         let tenant = self.store().tenant(watch.context).await?;
-        // Before the context is looked at: what changes of it then will be heard of.
+        // Joined before the context is read, so that later changes of it arrive as events.
         let joined = self
             .join(
                 &tenant,
@@ -119,7 +119,7 @@ impl EventHub {
     }
 }
 
-/// A watch that is being told.
+/// Task that sends a watch its events.
 struct EventWatchTask {
     hub: EventHub,
     tenant: Arc<TenantStore>,
@@ -142,17 +142,17 @@ impl EventWatchTask {
                 (position, membership)
             }
         };
-        // Where it begins; for one with a position, that all came that was there.
+        // The start of the watch; for one with a position, the mark that all existing events were sent.
         self.say(position).await;
         self.follow(position, membership).await
     }
 
-    /// Sends what is behind, then joins.
+    /// Sends the events that the watch has missed, then joins.
     async fn join_behind(&self, position: &mut EventPosition) -> Result<EventSubscription> {
         self.catch_up(position, None).await?;
         let (joined, membership) =
             self.hub.join(&self.tenant, self.watch.subject, SubscriptionStart::Now).await?;
-        // What changed before that would not be heard of.
+        // Changes of the context before joining would otherwise be missed.
         self.check_context().await?;
         self.catch_up(position, Some(joined.at)).await?;
         Ok(membership)
@@ -191,13 +191,13 @@ impl EventWatchTask {
             }
             *position = entry.position;
             let checked = if entry.is_context { self.check_context().await } else { Ok(()) };
-            // That the context goes is the last that is told.
+            // The removal of the context is the last event that is sent.
             if !matches!(checked, Ok(()) | Err(Error::ContextDeleting)) {
                 return checked;
             }
             if entry.is_about(self.watch.subject) {
                 let watched = WatchedEvent { event: entry.event.clone(), position: *position };
-                // A watcher that left is noticed by whoever called.
+                // The caller notices when the watcher has left.
                 let _ = self.out.send(Ok(watched)).await;
             }
             checked?;

@@ -1,8 +1,8 @@
 //! Event streams: every change of a context, in order.
 //!
-//! One subscription hears the hints of all contexts. A context's stream is read by one task, its tailer,
-//! and only while somebody watches. A hint may be lost, the stream is the truth: whenever the
-//! subscription begins anew every tailer reads on from where it stands.
+//! One subscription receives the hints of all contexts. A context's stream is read by one task, its tailer,
+//! and only while it has watchers. A hint may be lost, the stream is the truth: whenever the
+//! subscription is renewed, every tailer reads on from its position.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -31,13 +31,13 @@ use crate::watch::tailer::Tailer;
 pub(crate) const READ_MAX: usize = 256;
 /// Memory that an entry takes besides its text, about.
 const ENTRY_BYTES: usize = 96;
-/// Hints of a kind that somebody may fall behind before it looks at everything again.
+/// Hints of a kind by which a receiver may fall behind before it looks at everything again.
 const KINDS_BUFFER: usize = 1024;
-/// Hints of inboxes that a reader may fall behind before it looks anyway.
+/// Hints of inboxes by which a receiver may fall behind before it looks at its inbox anyway.
 const INBOXES_BUFFER: usize = 1024;
-/// Changes of identities that a directory may fall behind before it forgets everything.
+/// Changes of identities by which a directory may fall behind before it discards everything.
 const NEWS_BUFFER: usize = 1024;
-/// Touched flows that a scheduler may fall behind before it is told to list them.
+/// Touched flows by which a scheduler may fall behind before it must list its flows.
 const TOUCHES_BUFFER: usize = 16_384;
 
 /// A place in a context's stream: change, number within it, and the random bits of the change, by which a
@@ -60,13 +60,13 @@ impl EventPosition {
         Self::first_of(connection.cmd(newest(stream, 1)).await?)
     }
 
-    /// Where a stream begins now; nothing when there is none.
+    /// Reads the present start of a stream; nothing when there is no stream.
     pub(crate) async fn first(connection: &KvConnection, stream: &str) -> Result<Option<Self>> {
         let ask = Cmd::new("XRANGE").arg(stream).arg("-").arg("+").arg("COUNT").arg(1);
         Self::first_of(connection.cmd(ask).await?)
     }
 
-    /// Where the first entry stands of those that Redis gave.
+    /// Parses the position of the first entry in an answer of Redis.
     pub(crate) fn first_of(entries: Value) -> Result<Option<Self>> {
         let entry = entries.entries()?.into_iter().next();
         Ok(entry.map(EventEntry::read).transpose()?.map(|entry| entry.position))
@@ -143,7 +143,7 @@ pub(crate) struct EventEntry {
     pub(crate) subject: Option<WatchSubject>,
     /// A flow itself changed, rather than one of its nodes.
     pub(crate) is_flow: bool,
-    /// The context itself changed: who may watch has to be looked at again.
+    /// The context itself changed: the permissions of watchers must be checked again.
     pub(crate) is_context: bool,
 }
 
@@ -175,7 +175,7 @@ impl EventEntry {
         Ok(Self { position, event, subject, is_flow, is_context })
     }
 
-    /// Tells whether the entry is about this, or about anything.
+    /// Returns whether the entry is about `wanted`, or about anything if not given.
     pub(crate) fn is_about(&self, wanted: Option<WatchSubject>) -> bool {
         match wanted {
             None => true,
@@ -184,7 +184,7 @@ impl EventEntry {
         }
     }
 
-    /// Tells whether a watch of this subject, or of everything, takes the entry up.
+    /// Returns whether a watch of this subject, or of everything, needs the entry.
     pub(crate) fn is_for(&self, wanted: Option<WatchSubject>) -> bool {
         self.is_context || self.is_about(wanted)
     }
@@ -199,7 +199,7 @@ fn broken(problem: &dyn fmt::Display) -> kv::Error {
     kv::Error::Protocol(format!("an entry of `events`: {problem}"))
 }
 
-/// Asks for the last entries of a stream, the newest first.
+/// Builds the command for the last entries of a stream, newest first.
 pub(crate) fn newest(stream: &str, count: usize) -> Cmd {
     Cmd::new("XREVRANGE").arg(stream).arg("+").arg("-").arg("COUNT").arg(count)
 }
@@ -227,7 +227,7 @@ impl TenantStore {
         position.is_in(&self.connection, &self.events).await
     }
 
-    /// Where the stream ends now. It is never empty: it begins with the context's creation.
+    /// Reads the present end of the stream. The stream is never empty: it begins with the context's creation.
     pub(crate) async fn last_position(&self) -> Result<EventPosition> {
         let last = EventPosition::last(&self.connection, &self.events).await?;
         last.ok_or_else(|| Error::not_found("context", self.id))
@@ -241,7 +241,7 @@ pub(crate) enum Hint {
     Out(ContextId),
     /// A runner record changed.
     Runner(ContextId),
-    /// A context is being removed, or one supervisor less has yet to forget it.
+    /// A context is being removed, or another supervisor has dropped it.
     Removal(ContextId),
     /// A scheduler replica came or went.
     Replicas,
@@ -258,7 +258,7 @@ pub(crate) enum FlowHint {
     Any,
 }
 
-/// A hint for those who read inboxes.
+/// Hint for watches of inboxes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum InboxHint {
     /// Something came into an inbox, or the context itself changed.
@@ -280,18 +280,18 @@ impl InboxHint {
 /// Signal that wakes a tailer.
 #[derive(Debug, Default)]
 pub(crate) struct TailerWakeup {
-    /// There may be something to read, or to take up.
+    /// Notified when there may be something to read or to take up.
     pub(crate) notify: Notify,
-    /// How often hints were missed: the stream may be another one by now.
+    /// How often hints were missed: the stream may have been replaced since.
     pub(crate) missed: AtomicU64,
-    /// The greatest change that was hinted at by its number.
+    /// Greatest change number seen in a hint.
     pub(crate) hinted: AtomicU64,
     /// Something was hinted at without a number.
     pub(crate) is_vague: AtomicBool,
 }
 
 impl TailerWakeup {
-    /// Hints may have been missed, and the stream may be another one.
+    /// Notes that hints may have been missed, and that the stream may have been replaced.
     pub(crate) fn miss(&self) {
         self.missed.fetch_add(1, Ordering::SeqCst);
         self.notify.notify_one();
@@ -306,7 +306,7 @@ impl TailerWakeup {
     }
 }
 
-/// Hears all hints and keeps the tailers. Cheap to clone.
+/// Receiver of all hints, which also keeps the tailers. Cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct EventHub(Arc<EventHubInner>);
 
@@ -317,10 +317,10 @@ struct EventHubInner {
     touches: broadcast::Sender<FlowHint>,
     inboxes: broadcast::Sender<InboxHint>,
     news: broadcast::Sender<DirectoryInvalidation>,
-    /// Ready while hints are heard: Redis is there.
+    /// Ready while hints arrive, that is, while Redis is reachable.
     readiness: Readiness,
     redis: ReadinessCondition,
-    /// Hints are heard from all of Redis.
+    /// Hints arrive from every part of Redis.
     hears_all: watch::Sender<bool>,
     pub(crate) tailers: Mutex<HashMap<ContextId, Tailer>>,
     lender: EventMemoryPool,
@@ -376,12 +376,12 @@ impl EventHub {
         IdentityChangeFeed::new(self.0.news.subscribe())
     }
 
-    /// Ready while hints are heard.
+    /// Ready while hints arrive.
     pub(crate) fn readiness(&self) -> &Readiness {
         &self.0.readiness
     }
 
-    /// Returns true if every change of actors and contexts is heard now.
+    /// Returns true if hints of every change of actors and contexts arrive now.
     pub(crate) fn hears_all(&self) -> bool {
         *self.0.hears_all.borrow()
     }
@@ -413,7 +413,7 @@ impl EventHub {
                     self.tell_inboxes(InboxHint::Any);
                     self.tell_news(DirectoryInvalidation::FeedRestored);
                 }
-                // Whoever has lost a role, or a key, may have done so where nobody hears of it.
+                // An actor may lose a role or a key without a hint of it arriving here.
                 KvSubscriptionEvent::Partial => {
                     self.0.hears_all.send_replace(false);
                     self.tell_news(DirectoryInvalidation::FeedLost);
@@ -475,7 +475,7 @@ impl EventHub {
     }
 
     fn tell(&self, hint: Hint) {
-        // An error says that nobody listens, which is fine.
+        // An error means that there is no receiver, which is fine.
         let _ = self.0.kinds.send(hint);
     }
 }

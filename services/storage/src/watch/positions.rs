@@ -1,8 +1,8 @@
 //! Where each context's stream stood when this storage last wrote or read it.
 //!
-//! That place has to be there still. If it is not, Redis has lost changes that somebody was told of. Every script looks for
-//! it before it changes something, so that nothing is built on what is left before everybody was told; where nothing is
-//! changed it is looked for after each reconnect.
+//! That position must still exist. If it does not, Redis has lost changes that were already reported to others. Every script checks
+//! for it before it changes anything, so that nothing is built on the remaining state before everyone is notified. Where nothing
+//! changes, it is checked after each reconnect.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -19,13 +19,13 @@ use crate::watch::events::{EventHub, EventPosition, Hint};
 /// The pause after a failed look.
 const RETRY: Duration = Duration::from_millis(200);
 
-/// The latest place of one stream that was seen, and of which context it was: a context that was made anew
-/// has a stream of its own.
+/// Latest position seen in a stream, and its context's uid: a new context of the same id has a stream of
+/// its own.
 #[derive(Debug, Default)]
 pub(crate) struct LastSeenPosition(Mutex<Option<(Option<ContextUid>, EventPosition)>>);
 
 impl LastSeenPosition {
-    /// Keeps a place, unless a later one of the same context was kept already.
+    /// Notes a position, unless a later one of the same context is noted already.
     pub(crate) fn note(&self, context: Option<ContextUid>, position: EventPosition) {
         let mut seen = lock(&self.0);
         let is_later = seen.is_none_or(|(known, latest)| known != context || position.is_after(latest));
@@ -47,14 +47,14 @@ impl LastSeenPosition {
         }
     }
 
-    /// Forgets it: the stream is another one now.
+    /// Forgets the position, since the stream was replaced.
     pub(crate) fn forget(&self) {
         *lock(&self.0) = None;
     }
 }
 
 impl EventHub {
-    /// Looks at every reconnect whether the store went back, until `stop`; tells whoever builds on it.
+    /// Checks at every reconnect whether Redis has lost changes, until `stop`; if so, notifies everyone who relies on them.
     pub(crate) async fn check_reconnects(self, stop: CancellationToken) {
         let mut hints = self.hints();
         loop {
@@ -70,7 +70,9 @@ impl EventHub {
             let went_back = loop {
                 match self.has_gone_back().await {
                     Ok(went_back) => break went_back,
-                    Err(error) => tracing::warn!(%error, "what Redis has kept cannot be read, trying again"),
+                    Err(error) => {
+                        tracing::warn!(%error, "checking Redis for lost changes failed, trying again")
+                    }
                 }
                 tokio::select! {
                     () = stop.cancelled() => return,
@@ -90,14 +92,14 @@ impl EventHub {
         if let Some((_, position)) = store.seen().latest()
             && is_gone(store.connection(), &store.keys().events(), position).await?
         {
-            tracing::error!(%position, "Redis has lost changes of what belongs to no context");
+            tracing::error!(%position, "Redis has lost changes outside contexts");
             store.seen().forget();
             gone = true;
         }
         for tenant in store.known_tenants() {
             let Some((uid, position)) = tenant.seen.latest() else { continue };
             if !is_same(&tenant, uid).await? {
-                // It was removed; if that was undone, the stream of what belongs to no context says so.
+                // The context was removed. If Redis lost that removal, the global stream shows it.
                 tenant.forget_seen();
             } else if is_gone(&tenant.connection, &tenant.events, position).await? {
                 tracing::error!(context = %tenant.id, %position, "Redis has lost changes");
@@ -116,17 +118,17 @@ async fn is_same(tenant: &TenantStore, uid: Option<ContextUid>) -> Result<bool> 
 }
 
 impl TenantStore {
-    /// Forgets what was seen, and what was decided by it.
+    /// Forgets the position and the cached context, and makes the tailer check its stream.
     pub(crate) fn forget_seen(&self) {
         self.seen.forget();
         self.last_context.forget();
         self.feed.doubt();
     }
 
-    /// Keeps where the stream ends now, for whoever builds on what it reads.
+    /// Notes the present end of the stream, for callers that rely on what they read next.
     pub(crate) async fn note_last(&self, uid: ContextUid) -> Result<()> {
         let last = self.last_position().await?;
-        // What was seen before is not forgotten for what is there instead.
+        // The noted position is not replaced before it is checked: the present stream may lack it.
         if let Some((known, seen)) = self.seen.latest()
             && known == Some(uid)
             && seen != last

@@ -1,4 +1,4 @@
-//! Last events that a tailer has read: a subscriber that joins at one of them gets the later ones without asking Redis.
+//! Last events that a tailer has read: a subscriber that joins at one of them gets the later ones without a read from Redis.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -6,15 +6,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::watch::events::{EventEntry, EventPosition, WatchSubject};
 
-/// Bytes that the events of any context may have, the last one apart.
+/// Maximum size in bytes of the events of any context, not counting the last one.
 const OWN_BYTES: usize = 256 * 1024;
 /// Bytes that are borrowed at a time beyond that.
 const STEP: usize = 256 * 1024;
-/// Most that one context borrows: then ten thousand flows of it may begin and be watched at once.
+/// Maximum that one context borrows, enough for ten thousand of its flows to begin and be watched at once.
 const BORROWED_MAX: usize = 16 * 1024 * 1024;
-/// Most that all borrow together.
+/// Maximum that all contexts borrow together.
 const LENT_MAX: usize = 64 * 1024 * 1024;
-/// Entries that a joining subscriber is given at most: one that has missed more reads them in parts.
+/// Maximum number of entries that a joining subscriber gets: one that has missed more reads them in parts.
 const TOLD_MAX: usize = 1024;
 
 /// Bytes that are lent to the events of contexts. Clones are the same.
@@ -38,12 +38,12 @@ pub(crate) struct RecentEvents {
 }
 
 impl RecentEvents {
-    /// Nothing yet; what it holds beyond its own is borrowed here.
+    /// Creates an empty cache; memory beyond its own is borrowed from `lender`.
     pub(crate) fn new(lender: EventMemoryPool) -> Self {
         Self { entries: VecDeque::new(), bytes: 0, lender, borrowed: 0 }
     }
 
-    /// Takes up what follows.
+    /// Appends the entries that follow.
     pub(crate) fn extend(&mut self, entries: &[EventEntry]) {
         for entry in entries {
             self.bytes += entry.bytes();
@@ -82,7 +82,7 @@ impl RecentEvents {
         Some(missed).filter(|missed| missed.len() <= TOLD_MAX)
     }
 
-    /// Forgets all of it: the stream is another one.
+    /// Empties the cache, since the stream was replaced.
     pub(crate) fn clear(&mut self) {
         *self = Self::new(self.lender.clone());
     }
@@ -121,15 +121,15 @@ mod tests {
         assert_eq!(recent.last(), None);
         recent.extend(&[entry(3, 1, 10), entry(5, 2, 10), entry(6, 1, 10)]);
         let at = |revision| EventPosition { revision, n: 1, bits: revision * 7 };
-        let told = |position, wanted| recent.after(position, wanted).map(|entries| revisions(&entries));
-        assert_eq!(told(at(3), None), Some(vec![5, 6]));
-        assert_eq!(told(at(3), Some(WatchSubject::Flow(FlowId(1)))), Some(vec![6]));
-        assert_eq!(told(at(6), None), Some(Vec::new()));
+        let after = |position, wanted| recent.after(position, wanted).map(|entries| revisions(&entries));
+        assert_eq!(after(at(3), None), Some(vec![5, 6]));
+        assert_eq!(after(at(3), Some(WatchSubject::Flow(FlowId(1)))), Some(vec![6]));
+        assert_eq!(after(at(6), None), Some(Vec::new()));
         // One of before, one between, one to come, and one of another stream.
         for unknown in
             [at(1), at(4), at(7), EventPosition { bits: 1, ..at(5) }, EventPosition { n: 2, ..at(5) }]
         {
-            assert_eq!(told(unknown, None), None, "{unknown}");
+            assert_eq!(after(unknown, None), None, "{unknown}");
         }
         recent.clear();
         assert_eq!(recent.after(at(6), None), None);

@@ -18,7 +18,7 @@ const RETRY: Duration = Duration::from_millis(200);
 /// Parts between the watch and its stream.
 const OUT_BUFFER: usize = 16;
 
-/// A part of what there is, or a change.
+/// Part of the snapshot, or a change.
 #[derive(Debug)]
 pub(crate) enum RunnerWatchEvent {
     /// Records of one context that are new or have changed.
@@ -30,7 +30,7 @@ pub(crate) enum RunnerWatchEvent {
 }
 
 impl EventHub {
-    /// Begins a watch over all contexts. It ends when nobody listens any more.
+    /// Begins a watch over all contexts. It ends when its receiver is dropped.
     pub(crate) fn watch_runners(&self) -> mpsc::Receiver<RunnerWatchEvent> {
         let (out, parts) = mpsc::channel(OUT_BUFFER);
         let task = RunnerWatchTask { hub: self.clone(), out, known: HashMap::new() };
@@ -42,7 +42,7 @@ impl EventHub {
 struct RunnerWatchTask {
     hub: EventHub,
     out: mpsc::Sender<RunnerWatchEvent>,
-    /// By revision and time: a context that is made anew counts from 1 again.
+    /// Versions of the records that were sent, by revision and time: a new context of the same id counts from 1 again.
     known: HashMap<(ContextId, RunnerId), (Revision, Timestamp)>,
 }
 
@@ -84,7 +84,7 @@ impl RunnerWatchTask {
     async fn try_everywhere(&mut self) -> Result<()> {
         let store = self.hub.store().clone();
         let mut tenants = store.tenants().await?;
-        // Also those that are gone.
+        // Includes contexts that are gone.
         let known: BTreeSet<ContextId> = self.known.keys().map(|(context, _)| *context).collect();
         let is_listed = |id: &ContextId| tenants.iter().any(|tenant| tenant.id == *id);
         let gone: Vec<_> =
@@ -118,7 +118,7 @@ impl RunnerWatchTask {
         Ok(())
     }
 
-    /// Tells of those that were not told as they are now.
+    /// Sends the records whose present version was not sent yet.
     async fn tell(&mut self, context: ContextId, runners: Vec<Runner>) {
         let version = |runner: &Runner| (runner.revision, runner.updated_at);
         let is_new = |runner: &Runner| {
@@ -129,7 +129,7 @@ impl RunnerWatchTask {
             self.known.insert((context, runner.id), version(runner));
         }
         if !changed.is_empty() {
-            // Whoever listened may have left, which is noticed by `run`.
+            // The receiver may have left, which `run` notices.
             let _ = self.out.send(RunnerWatchEvent::Runners(context, changed)).await;
         }
     }

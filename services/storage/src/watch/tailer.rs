@@ -1,4 +1,4 @@
-//! The task that reads one context's stream for all who watch it.
+//! Task that reads one context's stream for all of its watchers.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -18,10 +18,10 @@ use crate::watch::recent_events::RecentEvents;
 const RETRY: Duration = Duration::from_millis(200);
 /// How many commands are taken up together.
 const COMMANDS_MAX: usize = 64;
-/// Entries that a tailer reads when it begins: who watches mostly joins at one of them.
+/// Entries that a tailer reads when it begins: most watchers join at one of them.
 const BEGIN_READ: usize = 32;
 
-/// How long a change of our own is waited for that may tell what was hinted at. Then it is read.
+/// How long the tailer waits for our own changes to report what a hint announced. Then it reads the stream.
 const TELL_WAIT: Duration = Duration::from_millis(50);
 
 /// Events that were read together.
@@ -75,8 +75,8 @@ impl SubscriptionStart {
 pub(crate) struct SubscriptionCatchUp {
     /// Everything after this position will be sent.
     pub(crate) at: EventPosition,
-    /// Events between the position that was asked for and this one, which is at least where the stream ended when the
-    /// subscriber began to ask; `None` where they are not known without reading.
+    /// Events between the requested position and this one, which is at least where the stream ended when the
+    /// subscriber began to join; `None` where they are not known without a read.
     pub(crate) missed: Option<Vec<EventEntry>>,
 }
 
@@ -143,7 +143,7 @@ impl Drop for EventSubscription {
 }
 
 impl EventHub {
-    /// Joins a context's tailer, which begins when it has to, for somebody who knows what happened up to a position.
+    /// Joins a context's tailer, starting it if needed, for a subscriber that knows the events up to a position.
     pub(crate) async fn join(
         &self,
         tenant: &Arc<TenantStore>,
@@ -163,7 +163,7 @@ impl EventHub {
         let (commands, reached) = {
             let mut tailers = lock(self.tailers());
             let tailer = tailers.entry(tenant.id).or_insert_with(|| self.start(tenant));
-            // A tailer leaves the map before it ends, so this one still listens.
+            // A tailer leaves the map before it ends, so this one still receives commands.
             let _ = tailer.commands.send(TailerCommand::Join(watcher, since, reply));
             (tailer.commands.clone(), Arc::clone(&tailer.reached))
         };
@@ -206,16 +206,16 @@ struct TailerTask {
     missed: u64,
     /// Reported changes that do not yet follow on what was sent.
     ahead: ChangeReorderBuffer,
-    /// The greatest change that was hinted at since the last time that everything was read; 0 for none.
+    /// Greatest change announced by a hint since the last full read; 0 for none.
     hinted: u64,
     awaited: Option<AwaitedChange>,
 }
 
-/// A change that was hinted at, and may be told.
+/// A change that a hint announced and that one of our own changes may report.
 #[derive(Debug, Clone, Copy)]
 struct AwaitedChange {
     revision: u64,
-    /// How many of our own changes had begun by then, of which it may be one.
+    /// How many of our own changes had begun by then; the announced one may be among them.
     begun: u64,
     until: Instant,
 }
@@ -242,9 +242,9 @@ impl TailerTask {
     }
 
     async fn obey(&mut self, commands: &mut Vec<TailerCommand>) {
-        self.take_told();
-        // Whoever knows a position may have read since what happened up to now: all of that has to be told, also where its hint
-        // is still on its way. One read is for all who come together.
+        self.take_reported();
+        // A subscriber with a position may since have read the state up to now, so all events up to now must be sent, even if their
+        // hints are still on their way. One read serves all subscribers that join together.
         let reads = commands.iter().any(|command| match command {
             TailerCommand::Join(_, SubscriptionStart::Then(_), _) => true,
             TailerCommand::Join(_, SubscriptionStart::End(end), _) => {
@@ -254,7 +254,7 @@ impl TailerTask {
         });
         let is_current = !reads || self.read_on().await.is_ok();
         if !is_current {
-            // It may have been read for more than those who ask now.
+            // The failed read may also have been due for other watchers.
             self.owe_read();
         }
         for command in commands.drain(..) {
@@ -262,7 +262,7 @@ impl TailerTask {
                 TailerCommand::Join(watcher, since, reply) => {
                     let known = since.position().filter(|_| is_current);
                     let joined = self.admit(watcher, known).await;
-                    // Whoever asked may have given up.
+                    // The subscriber may have given up.
                     let _ = reply.send(joined);
                 }
                 TailerCommand::Leave => self.watchers.retain(|watcher| !watcher.batches.is_closed()),
@@ -279,7 +279,7 @@ impl TailerTask {
             Some(at) => at,
             None => {
                 self.recent.extend(&self.tenant.last_events(BEGIN_READ).await?);
-                // It begins with the context's creation: what is empty is not the one that somebody knows.
+                // A stream begins with the context's creation, so an empty one is not the stream that the subscriber knows.
                 let none =
                     || known.map_or(Error::not_found("context", self.tenant.id), |_| Error::PositionGone);
                 self.recent.last().ok_or_else(none)?
@@ -290,9 +290,9 @@ impl TailerTask {
         Ok(SubscriptionCatchUp { at, missed })
     }
 
-    /// Takes up what was told, and reads when that is not all that was hinted at.
+    /// Takes up reported changes, and reads the stream when hints have announced more.
     async fn follow(&mut self) {
-        self.take_told();
+        self.take_reported();
         let Some(at) = self.recent.last() else { return };
         if self.wake.is_vague.swap(false, Ordering::SeqCst) || self.has_missed() {
             return self.read_or_retry().await;
@@ -303,12 +303,12 @@ impl TailerTask {
             return;
         }
         let feed = &self.tenant.feed;
-        // Also what was hinted at while something else was awaited waits no longer than that.
+        // A change announced while another is awaited waits no longer than that one.
         let until = self.awaited.map_or_else(|| Instant::now() + TELL_WAIT, |awaited| awaited.until);
         let awaited = self.awaited.filter(|awaited| awaited.revision > at.revision);
         let awaited =
             awaited.unwrap_or_else(|| AwaitedChange { revision: self.hinted, begun: feed.begun(), until });
-        // The end of each wakes this task.
+        // The end of each change wakes this task.
         if feed.is_open(awaited.begun) {
             self.awaited = Some(awaited);
         } else {
@@ -316,8 +316,8 @@ impl TailerTask {
         }
     }
 
-    /// Takes up what our own changes have told, as far as it follows on what was sent.
-    fn take_told(&mut self) {
+    /// Takes up the events that our own changes reported, as far as they directly follow the sent ones.
+    fn take_reported(&mut self) {
         self.ahead.extend(self.tenant.feed.take());
         let Some(at) = self.recent.last() else { return self.ahead.clear() };
         let following = self.ahead.after(at);
@@ -327,7 +327,7 @@ impl TailerTask {
         if following.is_doubtful {
             self.wake.miss();
         }
-        // Something lies between, also where no hint has told of it.
+        // A gap remains before these changes, even if no hint has announced it.
         self.hinted = self.hinted.max(self.ahead.greatest());
     }
 
@@ -358,7 +358,7 @@ impl TailerTask {
         self.awaited = None;
         let missed = self.wake.missed.load(Ordering::SeqCst);
         if missed != self.missed {
-            // What was told may be what Redis has lost. All that it has is read.
+            // Redis may have lost the reported changes, so the whole rest of the stream is read.
             self.ahead.clear();
             drop(self.tenant.feed.take());
             if let Some(at) = self.recent.last()
@@ -382,8 +382,8 @@ impl TailerTask {
         Ok(())
     }
 
-    /// A watcher is sent only what is for it, so that what it has not taken holds nothing else, and is ended
-    /// when that is more than its buffer.
+    /// Sends each watcher the events that it needs, so that its backlog has nothing else. A watcher whose backlog
+    /// exceeds its buffer is ended.
     fn send(&mut self, batch: &EventBatch) {
         self.watchers.retain(|watcher| {
             let batch = match watcher.subject {
@@ -417,7 +417,7 @@ impl TailerTask {
         }
     }
 
-    /// Ends unless somebody joined meanwhile: joining happens under the same lock.
+    /// Leaves the map unless a subscriber has joined meanwhile: joining happens under the same lock.
     fn leave_map(&mut self) -> bool {
         let mut tailers = lock(self.hub.tailers());
         if self.inbox.is_empty() {

@@ -98,7 +98,7 @@ async fn an_actor_is_found_by_its_key() {
             let found = zero.cmd(find(key_of(id))).await.unwrap().uint().unwrap();
             assert_eq!(found, u64::from(id));
         }
-        // Nobody else is registered with it.
+        // No other actor is registered with this key.
         let second = v1::RegisterActorRequest { pubkey: key_of(ADMIN), ..Default::default() };
         let refused = stage.actors(Identity::Admin).register_actor(second).await;
         assert_eq!(failure(refused).0, Code::InvalidArgument);
@@ -158,7 +158,7 @@ async fn refused(stage: &Stage, who: Identity, request: v1::RotateActorKeyReques
     status.message().to_owned()
 }
 
-/// A public key is public, also that of somebody who is registered elsewhere.
+/// A public key is public, also that of an actor registered elsewhere.
 #[tokio::test]
 async fn whoever_gives_itself_a_key_proves_that_it_holds_it() {
     let stage = Stage::new(Layout::Database).await;
@@ -183,12 +183,12 @@ async fn whoever_gives_itself_a_key_proves_that_it_holds_it() {
     let kept = reads.get_actor(v1::GetActorRequest { id: READER }).await.unwrap().into_inner().actor.unwrap();
     assert_eq!(kept.pubkey, key_of(READER), "nothing was done");
     let first = actor_of(reads.rotate_actor_key(good.clone()).await.unwrap().into_inner());
-    // Whoever asks again may have made another proof, or have none any more.
+    // A repeated request may carry another proof, or none any more.
     for proof in [proof_of(&next, READER), String::new()] {
         let again = actor_of(reads.rotate_actor_key(with(&proof)).await.unwrap().into_inner());
         assert_eq!(again, first);
     }
-    // The bootstrap identity names keys that it does not hold; what it shows has to be good.
+    // The bootstrap identity may name keys that it does not hold, but a proof that it gives must be valid.
     let given = v1::RotateActorKeyRequest { key_proof: String::new(), ..rotate(READER, &own, 0) };
     let bad = v1::RotateActorKeyRequest { key_proof: proof_of(&next, READER), ..given.clone() };
     assert!(refused(&stage, Identity::Admin, bad).await.contains("key_proof"));

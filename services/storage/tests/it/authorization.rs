@@ -70,7 +70,7 @@ async fn each_permission_takes_its_role_and_changes_are_written_down(stage: Stag
         (Permission::Replay, "saga.replay", [yes, small, small, none]),
     ] {
         for (actor, expected) in [ADMIN, EXECUTOR, READER, STRANGER].into_iter().zip(answers) {
-            // To be told what would happen takes the same role.
+            // A dry run takes the same role.
             let dry = wire::AuthorizeRequest { dry_run: true, ..request(actor, permission) };
             let dry = ask(&stage, dry).await;
             let got = ask(&stage, request(actor, permission)).await;
@@ -183,7 +183,7 @@ async fn it_is_for_the_saga_service(stage: Stage<impl Redis>) {
     assert_eq!(of_sagas(&stage).await.len(), 1);
 }
 
-/// The decision and its entry are one step: in the order of the audit nobody does anything without a role.
+/// The decision and its entry are one step: in the order of the audit, no actor does anything without a role.
 async fn nothing_is_written_down_that_was_not_allowed_at_that_moment(stage: Stage<impl Redis>) {
     let toggle = async {
         for n in 0..40_u32 {

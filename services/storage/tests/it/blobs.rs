@@ -188,7 +188,7 @@ async fn an_output_waits_a_day_for_its_report(stage: Stage<impl Redis>) {
 
 async fn a_sweep_looks_again(stage: Stage<impl Redis>) {
     let hash = put(&stage, &bytes(9)).await;
-    // As if it had been entered before somebody came to refer to it.
+    // As if it had been entered before a job referred to it.
     stage.ask(Cmd::new("SADD").arg(&stage.keys().blob_refs(hash)).arg(&stage.key_of("job:2:1"))).await;
     let later = Timestamp::now() + Duration::from_secs(48 * 3600);
     let swept = stage.sweep(later).await;
@@ -237,7 +237,7 @@ async fn old_events_go_where_nothing_happens(stage: Stage<impl Redis>) {
     let mut flow = stage.started(1).await;
     tell(&stage, &mut flow, 300).await;
     tell(&stage, &mut flow, 1).await;
-    // However often somebody looks meanwhile.
+    // However often it is read meanwhile.
     for day in [0, 3, 6] {
         assert_eq!(stage.sweep(days(day)).await.events, 0);
     }

@@ -1,4 +1,4 @@
-//! A connection to Redis that breaks with many changes under way: each of them has one effect, and watchers are told of it once.
+//! A connection to Redis that breaks with many changes under way: each change has one effect, which watchers receive once.
 
 use std::collections::BTreeSet;
 

@@ -283,8 +283,8 @@ fn replica_of(cluster: &RedisCluster, primary: usize) -> usize {
     replica
 }
 
-/// A primary has an end that its replica does not hear of, and dies; then another owner ends the flow. Gives both ends, of
-/// which the first was answered so.
+/// A primary has an end that its replica does not receive, and dies; then another owner ends the flow. Returns both ends, the
+/// first of which was answered with `answered`.
 async fn ends_around_a_death(stage: &mut Stage<RedisCluster>, answered: CommitRefusal) -> [Ended; 2] {
     let mut flow = stage.started(1).await;
     let key = stage.keys().context();
@@ -303,7 +303,7 @@ async fn ends_around_a_death(stage: &mut Stage<RedisCluster>, answered: CommitRe
         stage.redis.kill9(primary);
         stage.redis.nodes()[replica].resume();
         assert_eq!(stage.redis.successor_of(primary, &key), replica);
-        // It comes back with the end that nobody else has.
+        // The old primary comes back with the end that no other server has.
         stage.redis.restart(primary);
         stage.redis.settle();
     });

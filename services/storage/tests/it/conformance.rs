@@ -116,7 +116,7 @@ pub(crate) struct Kept {
     keys: BTreeMap<String, bool>,
     /// Last change of each context, and of what belongs to none.
     revisions: BTreeMap<u32, u64>,
-    /// Changes of the context of a stage that no event tells of.
+    /// Changes of a stage's context without an event.
     untold: BTreeSet<u64>,
 }
 
@@ -154,7 +154,7 @@ impl Kept {
         kept
     }
 
-    /// No event tells of these changes of the context of a stage.
+    /// Notes changes of a stage's context that have no event.
     pub(crate) fn untold(&mut self, revisions: &BTreeSet<u64>) {
         self.untold.clone_from(revisions);
     }
@@ -249,7 +249,7 @@ fn name_of(layout: Layout, context: Option<u32>, key: &str) -> String {
     parsed.map_or_else(|| format!("{context} ?{key}"), |key| format!("{context} {key}"))
 }
 
-/// The changes that the events of a context tell of, each of whose events are counted from 1.
+/// The changes that have events in a context; checks that the events of each are counted from 1.
 async fn told(stage: &Stage<impl Redis>, context: ContextId) -> Vec<u64> {
     let (layout, global) = (stage.layout, GlobalKeys::new(stage.layout));
     let keys = ContextKeys::new(layout, context);

@@ -1,4 +1,4 @@
-//! A context is removed with everything in it, by whoever is there.
+//! A context is removed with everything in it, by any storage.
 
 use identity::Identity;
 use kv::Cmd;
@@ -132,7 +132,7 @@ async fn supervisors_forget_it_first(stage: Stage<impl Redis>) {
     asked.sort_unstable();
     assert_eq!(asked, [3, 8]);
 
-    // Meanwhile it can be read, takes no changes, and nobody watches it.
+    // Meanwhile it can be read, takes no changes, and cannot be watched.
     assert_eq!(&events.message().await.unwrap().unwrap().event_json[..], br#"{"kind":"context"}"#);
     let gone = (Code::FailedPrecondition, "CONTEXT_DELETING".to_owned());
     assert_eq!(failure(events.message().await), gone);
@@ -147,7 +147,7 @@ async fn supervisors_forget_it_first(stage: Stage<impl Redis>) {
     stage.flows().read_flow(read).await.unwrap();
     running.epoch += 1;
 
-    // One answers, twice; the other one is asked for again by whoever comes.
+    // One supervisor answers, twice; the next router asks the other one again.
     router.dropped(&stage.context_uid, 3).await;
     router.dropped(&stage.context_uid, 3).await;
     router.dropped(&model::ContextUid::random().to_string(), 8).await;
@@ -170,7 +170,7 @@ async fn supervisors_forget_it_first(stage: Stage<impl Redis>) {
         runner: Some(v1::Runner { id, ..Default::default() }),
     };
     assert_eq!(gone, [removed(3), removed(8)]);
-    // A record of the same number and revision in a context made anew is a new one.
+    // A record of the same number and revision in a new context of the same id is a new record.
     let again = v1::CreateContextRequest { id: CONTEXT, admins: vec![ADMIN], ..Default::default() };
     stage.contexts(Identity::Admin).create_context(again).await.unwrap();
     add_runner(&stage, 3).await;
@@ -186,7 +186,7 @@ async fn supervisors_of_deleted_runners_forget_it_as_well(stage: Stage<impl Redi
     for id in [8, 9] {
         delete_runner(&stage, id).await;
     }
-    // As after some days: nobody knows any more where its supervisor was.
+    // As after some days: the record that says where its supervisor was is gone.
     stage.ask(Cmd::new("DEL").arg(&stage.keys().runner(RunnerId(9)))).await;
     let mut router = stage.router("r").await;
     let deleted = deleting(&stage);
@@ -253,7 +253,7 @@ async fn each_step_is_taken_up_again(mut stage: Stage<impl Redis>) {
     until_no_record(&stage).await;
     assert_gone(&stage).await;
 
-    // As if it had died when nobody found the record any more, or when that was gone as well.
+    // As if storage had died after the context was unpublished, or after its record was gone as well.
     let (global, zero) = stage.global();
     let uid = model::ContextUid::random().to_string();
     for left in [true, false] {
@@ -269,7 +269,7 @@ async fn each_step_is_taken_up_again(mut stage: Stage<impl Redis>) {
         assert_gone(&stage).await;
     }
 
-    // Of one that nobody finds the record may be there still: whoever makes the context anew writes over it.
+    // An unpublished context may have left its record: the creation of a new context overwrites it.
     let old = Cmd::new("HSET").arg(&keys.context()).arg("uid").arg(&uid).arg("state").arg("deleting");
     stage.ask(old.arg("emptied").arg("1")).await;
     let again = v1::CreateContextRequest {

@@ -127,7 +127,7 @@ async fn the_same_request_has_one_flow(stage: Stage<impl Redis>) {
     assert_eq!(made.iter().filter(|made| made.is_new).count(), 1);
     let flow = |made: &wire::CreateFlowResponse| made.flow.clone().unwrap().flow.unwrap().uid;
     assert!(made.iter().all(|one| flow(one) == flow(&made[0]) && one.first_job_id == made[0].first_job_id));
-    // What was not given to anybody is given next.
+    // Ids that were not issued are issued next.
     let next = stage.flows().create_flow(whole(1, &script("true"))).await.unwrap().into_inner();
     assert_eq!(next.first_job_id, 4);
 }
@@ -214,7 +214,7 @@ async fn what_goes_before_all_others_is_for_admins(stage: Stage<impl Redis>) {
     stage.flows().add_nodes(add).await.unwrap();
 }
 
-/// Storage remembers the context for the flows to come, and whoever loses its role loses it at once.
+/// Storage caches the context for later flows, yet a lost role takes effect at once.
 async fn nobody_submits_by_a_role_that_is_over(stage: Stage<impl Redis>) {
     let request = wire::CreateFlowRequest {
         request_id: "r".to_owned(),

@@ -1,4 +1,4 @@
-//! A Redis whose disk is full: nothing is lost, and callers hear why.
+//! A Redis whose disk is full: nothing is lost, and callers receive the reason.
 
 use keys::Layout;
 use proto::internal::v1 as wire;

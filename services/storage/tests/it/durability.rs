@@ -133,7 +133,7 @@ async fn a_change_that_no_replica_has_is_an_unknown_outcome() {
     }
 }
 
-/// A Redis process that comes later is asked the same as the one at the start.
+/// A Redis process that replaces the first one is checked in the same way.
 #[tokio::test]
 async fn a_new_process_that_cannot_give_it_takes_no_changes() {
     for layout in [Layout::Database, Layout::HashTag] {

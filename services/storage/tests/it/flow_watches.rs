@@ -106,7 +106,7 @@ async fn flows_are_told_with_whose_they_are_and_without_their_nodes(stage: Stage
     assert_eq!(told, expected.map(|(flow, status)| (flow, status.to_owned(), 1)));
     assert!(all[7].0["cancel_requested_time"].is_number());
 
-    // From any of these positions on the others are told, and that this was all.
+    // A watch from any of these positions receives the later events, and the mark that there are no more.
     for from in 0..=all.len() {
         let position = if from == 0 { &begin } else { &all[from - 1].1 };
         let mut again = watch(&stage, position).await;

@@ -165,7 +165,7 @@ async fn a_removed_flow_leaves_nothing() {
     let left: BTreeSet<String> =
         stage.ask(Cmd::new("KEYS").arg("*")).await.texts().unwrap().into_iter().collect();
     let left: Vec<_> = left.difference(&clean).map(String::as_str).collect();
-    // What is left is the blob, which nobody refers to now, the other flow, and messages' keys in `msg_out`,
+    // What is left is the blob, which is unreferenced now, the other flow, and messages' keys in `msg_out`,
     // which are dropped when they are taken.
     let parsed = left.iter().map(|key| stage.keys().parse(key).unwrap());
     for key in parsed {

@@ -63,12 +63,12 @@ async fn an_actor_with_the_fields_of_the_source_is_read_and_changed() {
     let taken = v1::RegisterActorRequest { id: 20, pubkey: key.clone(), ..Default::default() };
     assert_eq!(admin.register_actor(taken).await.unwrap_err().code(), Code::AlreadyExists);
 
-    // What cannot be read is refused by name, and hides nobody else.
+    // A record that cannot be read is refused by name, and hides no other actor.
     write(21, &[("id", "21"), ("pubkey", &key), ("address", "here")]).await;
     write(22, &[("id", "5"), ("pubkey", &key)]).await;
     write(23, &[("pubkey", &key)]).await;
     names(admin.get_actor(get(21)).await, &["actor:21", "`address`"]);
-    names(admin.get_actor(get(22)).await, &["actor:22", "`id`", "where its key says 22"]);
+    names(admin.get_actor(get(22)).await, &["actor:22", "`id`", "but its key says 22"]);
     names(admin.get_actor(get(23)).await, &["actor:23", "`id`", "missing"]);
     zero.cmd(Cmd::new("SET").arg(&global.actor(ActorId(24))).arg("x")).await.unwrap();
     zero.cmd(Cmd::new("SADD").arg(&global.actors()).arg(24)).await.unwrap();

@@ -26,7 +26,7 @@ async fn watch(stage: &Stage) -> Streaming<wire::WatchIdentitiesResponse> {
     changes
 }
 
-/// Everything that is told until this comes.
+/// Receives all changes up to `last`.
 async fn until(changes: &mut Streaming<wire::WatchIdentitiesResponse>, last: Changed) -> Vec<Changed> {
     let mut heard = Vec::new();
     let hear = async {
@@ -166,7 +166,7 @@ async fn the_directory_forgets_what_changed() {
         known.map(|known| known.certificates_not_before)
     };
     until_said(&*directory, actor, Some(None), since).await;
-    // Written behind everybody's back, and then hinted at by a change of the same actor.
+    // Written directly to Redis, and then announced by a change of the same actor.
     let revoked = Timestamp::from_millis(1_763_690_000_125);
     let key = GlobalKeys::new(Layout::Database).actor(ActorId(READER));
     let write = Cmd::new("HSET").arg(&key).arg("certificates_not_before").arg("1763690000.125");
@@ -192,7 +192,7 @@ async fn the_directory_forgets_what_changed() {
     })
     .await
     .expect("it stays");
-    // Without Redis nothing is said from memory: what changes meanwhile would not be heard.
+    // Without Redis the cache is not used, since changes would be missed meanwhile.
     stage.redis.kill9();
     until_said(&*directory, actor, true, async || directory.actor(ActorId(READER)).await.is_err()).await;
 }

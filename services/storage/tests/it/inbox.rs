@@ -133,7 +133,7 @@ async fn a_wish_to_cancel_counts_first_and_when_it_is_sooner(stage: Stage<impl R
     let since = record.flow.unwrap().cancel_requested_time;
     assert_eq!(since, first.flow.unwrap().flow.unwrap().cancel_requested_time);
     assert_eq!(record.cancel_grace_secs, 0);
-    // The owner computed its step before the wishes were made.
+    // The owner computed its step before the inputs were pushed.
     let end = flow.end();
     let ended = stage.apply(&mut flow, end).await;
     let after = stage.flows().push_input(flow.push(&cancel(0))).await.unwrap().into_inner();
@@ -181,7 +181,7 @@ async fn a_wish_to_cancel_a_node_that_has_ended_is_answered_and_not_kept(stage: 
     let reused = wire::PushInputRequest { request_hash: "bb".to_owned(), ..before };
     assert_eq!(failure(stage.flows().push_input(reused).await).1, "REQUEST_ID_REUSED");
     assert!(inputs(&stage, &flow, 0).await.is_empty());
-    // Whoever owns the flow may not have begun the node anew yet.
+    // The flow's owner may not have started the node again yet.
     assert!(!unchanged(&after).await);
     assert_eq!(inputs(&stage, &flow, 0).await.len(), 1);
 }
@@ -265,8 +265,8 @@ async fn who_waits_for_a_flow_is_touched_when_it_ends_or_goes(stage: Stage<impl 
     assert_eq!(failure(stage.flows().await_flow(gone).await).0, Code::NotFound);
 }
 
-/// The flow that is waited for ends between the step that goes to rest and its commit: whoever owns the
-/// waiting one next has to find it among the active ones.
+/// The awaited flow ends between the step that goes to rest and its commit: the next owner of the
+/// waiting flow must find it among the active ones.
 async fn a_flow_does_not_rest_that_was_touched_meanwhile(stage: Stage<impl Redis>) {
     let (mut first, mut second) = (stage.started(1).await, stage.started(1).await);
     let mut waiting = stage.started(1).await;

@@ -87,7 +87,7 @@ async fn whoever_watches_the_context_is_told(stage: Stage<impl Redis>) {
         (serde_json::to_string(&ContextEvent::Job { caller_id, job_id, removed }).unwrap(), revision)
     });
     assert_eq!(told(&mut events, 2).await, expected);
-    // Whoever resumes from before them misses none.
+    // A watch resumed from before them misses none.
     let mut events = stage.flows().watch_events(watch(&position)).await.unwrap().into_inner();
     assert_eq!(told(&mut events, 2).await, expected);
 }

@@ -156,7 +156,7 @@ async fn a_replica_that_is_not_heard_is_lost() {
         let stage = with_lease(layout, Duration::from_secs(1)).await;
         let mut silent = Replica::join(&stage, "silent").await;
         let mut beating = Replica::join(&stage, "beating").await;
-        // The list ends by itself when the lease does, while the other one is heard.
+        // The list changes by itself when the lease ends, while the other replica sends heartbeats.
         let heard = async {
             loop {
                 beating.beat().await;
@@ -181,7 +181,7 @@ async fn a_beat_that_comes_too_late_prolongs_nothing() {
     lapse(&stage, &late).await;
     late.beat().await;
     assert_eq!(late.end().await, (Code::Aborted, "LEASE_LOST".to_owned()));
-    // It joins again, and whoever went without a word is swept.
+    // It joins again, and the lease of the vanished replica is swept.
     let other = Replica::join(&stage, "other").await;
     lapse(&stage, &other).await;
     let _late = Replica::join(&stage, "late").await;

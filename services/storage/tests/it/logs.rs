@@ -134,7 +134,7 @@ async fn it_is_known_when_it_was_printed(stage: Stage<impl Redis>) {
         log.times.iter().map(|at| (at.offset, time::required(at.time).as_millis())).collect()
     };
     tell(&[(4, 2000, b"two ")]).await;
-    // One that was overtaken, one that came before, one that nobody noted, and one of a clock that tells anything.
+    // A time that was overtaken, one that came before, one that was not noted, and one of a wrong clock.
     tell(&[(0, 1000, b"one "), (4, 9000, b"two "), (8, 0, b"x"), (9, u64::MAX, b"y"), (10, 3500, b"z")])
         .await;
     assert_eq!(times(0).await, [(0, 1000), (4, 2000), (10, 3500)]);

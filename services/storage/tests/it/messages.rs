@@ -125,7 +125,7 @@ async fn a_hello_that_failed_is_made_up_for() {
     router.take(3).await;
     drop(router);
     stage.redis.kill9();
-    // It comes back while nobody can say what it holds.
+    // It comes back while its holds cannot be read.
     let mut again = stage.router("r1").await;
     assert!(
         tokio::time::timeout(std::time::Duration::from_millis(200), again.answers.message()).await.is_err()

@@ -99,7 +99,7 @@ async fn the_table_of_roles() {
             assert_eq!(answer, expected, "actor {actor} {what} a flow");
         }
     }
-    // A flow of somebody else: only admins.
+    // A flow of another actor: only admins.
     let other = wire::CreateFlowRequest { caller_id: ADMIN, on_behalf_of: ADMIN, ..create(1) };
     let other = stage.flows().create_flow(other).await.unwrap().into_inner().flow.unwrap().flow.unwrap();
     let cancel = wire::PushInputRequest { flow_id: other.id, ..cancel(&flow) };
@@ -216,7 +216,7 @@ async fn a_context_whose_maker_died_is_taken_up_again() {
     assert_eq!(contexts.create_context(new).await.unwrap().into_inner(), made);
     let members = zero.cmd(Cmd::new("SISMEMBER").arg("contexts").arg(7)).await.unwrap();
     assert_eq!(members.int(), Ok(1));
-    // And as if it had died, and somebody else asks for the same id.
+    // And as if storage had died, and another request names the same id.
     zero.cmd(Cmd::new("SREM").arg("contexts").arg(7)).await.unwrap();
     let other = v1::CreateContextRequest { id: 7, ..Default::default() };
     assert_eq!(failure(contexts.create_context(other).await).0, Code::AlreadyExists);

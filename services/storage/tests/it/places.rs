@@ -79,7 +79,7 @@ impl<R: Redis> Redis for &R {
     }
 }
 
-/// A cluster in which nobody takes a node for dead because the machine is busy.
+/// A cluster in which no node is taken for dead because the machine is busy.
 pub(crate) fn steady_cluster() -> RedisCluster {
     RedisCluster::of(&RedisServer::builder().config("cluster-node-timeout 5000"))
 }

@@ -115,7 +115,7 @@ async fn ended_first_and_both_said_twice(stage: Stage<impl Redis>) {
     assert!(dead_letters(&stage).await.is_empty());
 }
 
-/// A message fails after its jobs were refused: their flow hears of that before its router reports the failure.
+/// A message fails after its jobs were refused: their flow learns of that before the router reports the failure.
 async fn ended_first_and_then_given_up(stage: Stage<impl Redis>) {
     let mut flow = stage.started(1).await;
     let (router, taken) = held_by_one_that_came(&stage, &mut flow, 1).await;

@@ -148,7 +148,7 @@ async fn kept_flows_and_jobs_are_bounded() {
             continue;
         }
         let status = try_create(&stage, 1).await.err().unwrap();
-        // Nothing but a deletion makes room, so nobody is told to wait.
+        // Only a deletion makes room, so the error gives no retry delay.
         assert_eq!(refused(&status), ("context_flows_max".to_owned(), false));
         remove(&stage, &flow).await;
         try_create(&stage, 1).await.unwrap();
@@ -262,7 +262,7 @@ async fn bytes_of_all_contexts_that_an_actor_created_are_bounded_together() {
         assert_eq!(refused(&status), ("actor_blob_bytes_max".to_owned(), true));
         assert!(status.message().contains("is 1000, and this would be 1001"), "{status}");
         put_into(&stage, other, vec![2; 400]).await.unwrap();
-        // What somebody else created is no part of it, whoever puts there.
+        // Contexts created by others do not count, whoever puts blobs there.
         put(&stage, vec![3; 5000]).await.unwrap();
         // A sweep, and the removal of a context, make room.
         assert_eq!(stage.sweep(Timestamp::now() + Duration::from_secs(660)).await.blobs, 3);
@@ -295,7 +295,7 @@ async fn contexts_that_an_actor_creates_are_bounded() {
         stage.start().await;
         let status = create_context(&stage, actor).await.err().unwrap();
         assert_eq!(refused(&status), ("actor_contexts_max".to_owned(), false));
-        // Others may, and that somebody is an admin of what others made does not count.
+        // Others may create contexts, and being an admin of contexts that others created does not count.
         create_context(&stage, Identity::Admin).await.unwrap();
         create_context(&stage, Identity::Actor(ActorId(ADMIN))).await.unwrap();
         // One that is removed does not count any more.
@@ -346,7 +346,7 @@ async fn what_an_earlier_version_made_is_counted_once() {
         let (created, mut started) = (stage.created(3).await, stage.started(4).await);
         let blobs = [put(&stage, vec![1; 5]).await.unwrap(), put(&stage, vec![2; 7]).await.unwrap()];
         as_if_uncounted(&stage, &[ended.id, created.id, started.id], &blobs).await;
-        // One that ends before anybody has counted it is not taken off either.
+        // A flow that ends before it was counted is not subtracted either.
         let mut early = stage.started(6).await;
         stage.ask(Cmd::new("HDEL").arg(&stage.keys().flow(FlowId(early.id))).arg("counted")).await;
         stage.ask(Cmd::new("HDEL").arg(&stage.keys().ids()).arg("flows_open").arg("jobs_open")).await;

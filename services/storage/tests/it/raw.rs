@@ -149,7 +149,7 @@ async fn jobs_are_handed_to_a_router_as_a_flow(stage: Stage<impl Redis>) {
     let counter = || stage.ask(Cmd::new("HGET").arg(&stage.keys().ids()).arg("message:2"));
     assert!(counter().await.is_nil(), "messages of ours have numbers far above");
 
-    // A router that comes back is told the same again.
+    // A router that comes back receives the same again.
     drop(router);
     let mut router = stage.router("r").await;
     let (again, Kind::RawJobs(jobs)) = one(&mut router).await else { panic!("jobs are expected") };
@@ -210,7 +210,7 @@ async fn chat_goes_on_as_a_letter(stage: Stage<impl Redis>) {
         has_status(&stage, &key(&stage, 9), "error").await["error"].contains("signature: what is signed")
     );
 
-    // The reader may not send, and nobody is sent to who is not there.
+    // The reader may not send, and no message goes to an unknown actor.
     let of_reader = format!("{}message:{READER}:1", stage.keys().prefix());
     push(&stage, &of_reader, &fields).await;
     push(&stage, &key(&stage, 6), &[("message_type", "mail"), ("to", "999")]).await;
@@ -398,7 +398,7 @@ async fn a_key_that_is_used_again_is_another_request(stage: Stage<impl Redis>) {
     push(&stage, &key(&stage, 7), &[("job", JOBS), ("flow_id", &first.id.to_string())]).await;
     let (again, Kind::RawJobs(others)) = one(&mut router).await else { panic!("jobs are expected") };
     assert_ne!(others.submit.as_ref().unwrap().request_id, id);
-    // Somebody asks late for the first one; that is not the second one's.
+    // A late request for the first message is not one for the second.
     made_of(&stage, jobs.clone(), &message).await;
     assert!(!stage.hash(&key(&stage, 7)).await.contains_key("flow_id"));
     let second = made_of(&stage, others, &again).await;

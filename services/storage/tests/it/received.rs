@@ -205,7 +205,7 @@ async fn what_is_signed_is_taken_once_wherever_it_is_sent_from(stage: Stage<impl
     let key = SigningKey::generate();
     let first = signed(letter(1), &key);
     refused(&stage, &letter(1), false, "UNVERIFIED").await;
-    // Whoever says that it was checked and has no signature says nothing; nor does a signature that nobody checked.
+    // A claim of verification without a signature has no effect, nor has a signature that was not checked.
     refused(&stage, &letter(1), true, "UNVERIFIED").await;
     refused(&stage, &first, false, "UNVERIFIED").await;
     let other = DirectMessage { text: "changed".to_owned(), ..first.clone() };
@@ -217,7 +217,7 @@ async fn what_is_signed_is_taken_once_wherever_it_is_sent_from(stage: Stage<impl
     let elsewhere = DirectMessage { origin: letter(99).origin, ..first };
     let again = accept(&stage, &elsewhere, true).await;
     assert_eq!((again.message_key.as_str(), again.duplicate), ("message:0:1", true));
-    // The same text signed anew is another letter.
+    // The same text with a new signature is another message.
     let anew = DirectMessage { origin: letter(100).origin, ..signed(letter(1), &key) };
     assert!(!accept(&stage, &anew, true).await.duplicate);
 }
@@ -257,7 +257,7 @@ async fn a_letter_that_names_no_context_goes_home(stage: Stage<impl Redis>) {
     stage.actors(Identity::Actor(ActorId(READER))).update_actor(home).await.unwrap();
     accepted(&stage, &homeless).await;
     assert_eq!(texts(&present(&stage).await), ["number 1"]);
-    // Somebody took its role there away: it cannot read what lands there.
+    // It lost its role there and cannot read what arrives there.
     set(&stage, "readers", "[]").await;
     refused(&stage, &DirectMessage { target_context: None, ..letter(2) }, false, "UNKNOWN_RECIPIENT").await;
 }
@@ -296,7 +296,7 @@ async fn what_names_nobody_is_for_the_admins(stage: Stage<impl Redis>) {
     refused(&stage, &to_admins(3), false, "INBOX_FULL").await;
     set(&stage, "admins", "[999]").await;
     refused(&stage, &to_admins(4), false, "NO_ADMINS").await;
-    // Nobody elsewhere knows whose admins these are.
+    // Another coordinator cannot know which context's admins are meant.
     let letter_json = json(&to_admins(5));
     let request = wire::AcceptLetterRequest { letter_json, verified: false, foreign: true };
     assert_eq!(failure(stage.letters().accept_letter(request).await).0, Code::InvalidArgument);
@@ -384,7 +384,7 @@ async fn whoever_crashes_before_it_acknowledges_gets_it_again(mut stage: Stage<i
         accepted(&stage, &letter(n)).await;
     }
     assert_eq!(texts(&next(&mut inbox, 3).await), ["number 4", "number 5", "number 6"]);
-    // A storage that starts anew knows the same.
+    // A restarted storage gives the same answers.
     stage.start().await;
     assert_eq!(present(&stage).await.len(), 5);
 }

@@ -244,7 +244,7 @@ impl Flows {
         let answer = stage.commit(request.clone()).await;
         let refusal = match (expected.status, wrong) {
             (Status::Gone, _) | (_, Wrong::Uid) => CommitRefusal::Gone,
-            // After it was started again nobody owns it.
+            // A flow that was started again has no owner.
             (Status::Started, Wrong::Nothing) if expected.is_owned => CommitRefusal::Unspecified,
             _ => CommitRefusal::Fenced,
         };

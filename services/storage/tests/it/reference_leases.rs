@@ -21,14 +21,14 @@ use crate::places::Redis;
 use crate::stage::{CONTEXT, EXECUTOR, Running, Stage, failure};
 
 const NAMES: [&str; 3] = ["a", "b", "c"];
-/// Flows that replicas are told of.
+/// Flows that are touched.
 const FLOWS: usize = 4;
 /// Replicas at most.
 const REPLICAS: usize = 6;
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum What {
-    /// A replica begins, or comes again without a word of what it held.
+    /// A replica begins, or joins again without naming the lease it held.
     Join,
     /// A replica goes on with the lease that it thinks it has.
     Again,
@@ -38,7 +38,7 @@ pub(crate) enum What {
     Break,
     /// A lease was not prolonged for long.
     Lapse,
-    /// Another storage gives a lease to a new start, and that is not heard of here.
+    /// Another storage gives a lease to a new start, without a hint arriving here.
     Usurp,
     /// A caller asks which replicas are alive.
     Look,
@@ -58,7 +58,7 @@ struct Replica {
     owner: String,
     beats: mpsc::Sender<wire::JoinRequest>,
     news: Streaming<wire::JoinResponse>,
-    /// Live replicas, as the replica was told.
+    /// Live replicas, as last sent to the replica.
     told: BTreeSet<String>,
 }
 
@@ -129,7 +129,7 @@ impl Replica {
         }
     }
 
-    /// Waits until the replica is told that exactly these are alive.
+    /// Waits until the replica has received exactly this list of live replicas.
     async fn sees(&mut self, names: &BTreeSet<String>) {
         while self.told != *names {
             match self.next().await.unwrap().unwrap() {
@@ -139,7 +139,7 @@ impl Replica {
         }
     }
 
-    /// Checks that the replica has heard everything there is to hear.
+    /// Checks that the replica has received everything.
     fn has_heard(&mut self) {
         while let Some(next) = self.news.message().now_or_never() {
             match next.unwrap().unwrap().news.unwrap() {
@@ -156,7 +156,7 @@ impl Leases {
         self.leases.get(name).is_some_and(|lease| lease.owner == owner && !lease.is_over)
     }
 
-    /// Storage reads who lives; whoever does not is told.
+    /// Storage reads the live replicas; sessions of others learn that their lease is lost.
     async fn read(&mut self) {
         let live = self.leases.iter().filter(|(_, lease)| !lease.is_over);
         self.seen = live.map(|(name, _)| (*name).to_owned()).collect();
@@ -186,7 +186,7 @@ impl Leases {
             assert_eq!(failure(joined), lost());
             return;
         }
-        // Whoever went without a word is swept.
+        // Leases of vanished replicas are swept.
         self.leases.retain(|_, lease| !lease.is_over);
         self.leases.insert(name, Lease { owner, is_over: false });
         let joined = joined.unwrap();

@@ -223,7 +223,7 @@ impl Letters {
         }
     }
 
-    /// A router comes, is given everything that is on its way, tells what became of some of it, and goes.
+    /// A router connects, receives everything in transit, settles some of it, and leaves.
     async fn settle(&mut self, stage: &Stage<impl Redis>, op: &Chances<What>) {
         let under_way: BTreeSet<String> = self.in_state(State::OnItsWay).cloned().collect();
         if under_way.is_empty() {

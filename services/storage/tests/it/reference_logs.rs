@@ -64,7 +64,7 @@ pub(crate) enum Op {
     Remove,
 }
 
-/// Which bytes of an output are kept, and who told them.
+/// Stored bytes of an output, and the supervisor that sent them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Tail {
     from: u64,
@@ -194,7 +194,7 @@ impl Logs {
         for (place, mut tail) in tails {
             tail.trim();
             let before = self.tails.get(&place).copied().unwrap_or_default();
-            // Only who tells something new is remembered.
+            // Only a supervisor that sends something new is stored.
             if (tail.from, tail.till) != (before.from, before.till) {
                 if tail.runner_id == 0 {
                     tail.runner_id = before.runner_id;

@@ -57,7 +57,7 @@ struct Carrier {
     open: i64,
     /// The places of those that ended before it arrived, and before all of them had.
     ended: BTreeSet<u32>,
-    /// The holder was not heard for long.
+    /// The holder has been silent for long.
     is_given_up: bool,
     /// The last of its attempts has ended while a router held it, and that settled it but for its place.
     is_said: bool,
@@ -166,7 +166,7 @@ impl Messages {
         Place::Held(router)
     }
 
-    /// Comes, and the stream that it had perhaps `lingers`: nobody has noticed yet that it is dead.
+    /// Connects. Its former stream perhaps `lingers`: storage has not noticed yet that it is dead.
     async fn connect(&mut self, stage: &Stage<impl Redis>, name: &'static str, lingers: bool) {
         match self.routers.remove(name) {
             Some(former) if lingers => self.former = Some(former.router),
@@ -221,14 +221,14 @@ impl Messages {
         }
     }
 
-    /// A router tells what became of messages, also of those that it does not hold, or did not hold for long.
+    /// A router settles messages, including some that it does not hold, or has not held for long.
     async fn settle(&mut self, stage: &Stage<impl Redis>, op: &Chances<What>) {
         let name = NAMES[usize::from(op.number) % NAMES.len()];
         let Some(connected) = self.routers.get(name) else { return };
         let error = if op.other { "UNDELIVERABLE: nobody \"there\"" } else { "" };
         let picked = (0..8).filter(|n| op.mask >> n & 1 == 1).map(|n| self.last.saturating_sub(n));
         let picked: Vec<u32> = picked.collect();
-        // What it tells of it is heard after everything before.
+        // Its settlement is handled after everything before.
         let (mark, held) = (stage.key_of("message:9:9"), stage.keys().msg_out_coordinator());
         stage.ask(Cmd::new("ZADD").arg(&held).arg("9e9").arg(&mark)).await;
         let settled =
@@ -314,7 +314,7 @@ impl Messages {
         self.revision += 4;
     }
 
-    /// While somebody is there nothing is out for long, and nothing stays with whom it was taken from.
+    /// While a router is connected, no message waits for long, and none stays with a router that it was taken from.
     async fn await_routers(&mut self, stage: &Stage<impl Redis>) {
         if self.routers.is_empty() {
             return;

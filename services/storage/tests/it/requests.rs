@@ -194,7 +194,7 @@ async fn nodes_are_added_and_flows_started_once(stage: Stage<impl Redis>) {
     let found = find("s").await;
     assert_eq!((found.flow_id, &found.flow_uid), (flow.id, &flow.uid));
     assert_eq!(failure(stage.flows().start_flow(start("bb")).await), reused);
-    // Nodes that were added before the flow began are no news to a caller that did not hear of it.
+    // Nodes that were added before the flow began: a caller that lost the answer gets it again.
     added().await.unwrap();
     let other = wire::AddNodesRequest { request_id: "other".into(), ..add("aa") };
     assert_eq!(failure(stage.flows().add_nodes(other).await).1, "FLOW_NOT_CREATED");

@@ -1,4 +1,4 @@
-//! Running an ended flow again, starting one without an owner, and filling one anew.
+//! Running an ended flow again, starting one without an owner, and filling one again.
 
 use std::collections::BTreeMap;
 
@@ -122,7 +122,7 @@ async fn a_flow_starts_without_an_owner() {
     assert_eq!(started.signals, ["early"]);
     let started = started.flow.unwrap();
     assert_eq!((started.owner.as_str(), started.epoch, started.last_commit.len()), ("", 1, 32));
-    // The answer was lost, and somebody has taken it meanwhile.
+    // The answer was lost, and another owner has taken the flow meanwhile.
     let owner = model::OwnerId::random().to_string();
     let take = wire::TakeFlowRequest { context_id: CONTEXT, flow_id: flow.id, owner: owner.clone() };
     let taken = stage.flows().take_flow(take).await.unwrap().into_inner().flow.unwrap();

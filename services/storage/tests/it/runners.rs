@@ -1,4 +1,4 @@
-//! Changes of runner records, and the watchers that are told of them.
+//! Changes of runner records, and their watches.
 
 use identity::Identity;
 use kv::Cmd;
@@ -167,7 +167,7 @@ async fn records_are_followed_from_a_position_and_nothing_else_is_told(stage: St
     };
     assert!(last.delete_time.is_some() && last == gone);
 
-    // From where it began everything is told again, as it is by now.
+    // From its beginning on, everything is sent again in its present state.
     let mut again = follow(&stage, READER, &begin).await.unwrap();
     assert_eq!(next(&mut again).await, (None, begin.clone()));
     assert_eq!(next(&mut again).await.0, Some(gone.clone()));

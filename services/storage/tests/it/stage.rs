@@ -308,7 +308,7 @@ impl<R: Redis> Stage<R> {
         answers.message().await.unwrap().unwrap()
     }
 
-    /// Has a message of a flow settled that carries nodes: a change that no event tells of. Gives the revision before it.
+    /// Settles a flow's message with nodes, which is a change without an event. Returns the revision before it.
     pub(crate) async fn settle_one(&self, flow: &mut Running) -> u64 {
         let mut router = self.router("r").await;
         let step = wire::CommitRequest { messages: vec![flow.message(1)], ..flow.step() };

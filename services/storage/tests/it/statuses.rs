@@ -31,7 +31,7 @@ async fn listed(stage: &Stage<impl Redis>, status: FlowStatus) -> Vec<u32> {
     ids.iter().map(|id| id.parse().unwrap()).collect()
 }
 
-/// How many records of flows were read since the server was asked to count anew.
+/// How many records of flows were read since the server's counters were reset.
 async fn records_read(stage: &Stage<impl Redis>) -> u64 {
     let stats = stage.ask(Cmd::new("INFO").arg("commandstats")).await.text().unwrap();
     let line = stats.lines().find_map(|line| line.strip_prefix("cmdstat_hmget:calls="));

@@ -1,4 +1,4 @@
-//! Uploads that say nothing keep nobody else out.
+//! Idle uploads do not block others.
 
 use proto::v1;
 use rpc::ErrorView;
@@ -38,13 +38,13 @@ async fn an_actor_has_a_share_of_the_room() {
     for _ in 0..EACH_MAX {
         open.push(silent(&stage).await);
     }
-    // Said at once, and with when to come again.
+    // Refused at once, with a retry delay.
     let refused = stage.jobs(ADMIN).put_blob(tokio_stream::iter([piece()])).await.unwrap_err();
     let view = ErrorView::from(&refused);
     assert_eq!((refused.code(), view.reason.as_str()), (Code::ResourceExhausted, "OVERLOADED"), "{refused}");
     assert!(view.retry_after.is_some(), "{refused}");
 
-    // Whoever leaves, or ends, makes room.
+    // An upload that is dropped or ends makes room.
     let (left, _pieces) = open.pop().unwrap();
     left.abort();
     let put = || async { stage.jobs(ADMIN).put_blob(tokio_stream::iter([piece()])).await.ok() };

@@ -45,7 +45,7 @@ async fn step(stage: &Stage<impl Redis>, flow: &mut Running, events: std::ops::R
     stage.apply(flow, step).await;
 }
 
-/// A step of a flow that tells these events.
+/// A step of a flow that emits these events.
 pub(crate) fn step_of(flow: &Running, events: std::ops::Range<u32>) -> wire::CommitRequest {
     let event = |n| format!(r#"{{"kind":"node","flow_id":{},"n":{n}}}"#, flow.id).into_bytes().into();
     let node = flow.node(0);
@@ -60,7 +60,7 @@ pub(crate) fn step_of(flow: &Running, events: std::ops::Range<u32>) -> wire::Com
     wire::CommitRequest { nodes: vec![node], ..flow.step() }
 }
 
-/// Adds an event to the context's stream that nobody is told of.
+/// Adds an event to the context's stream without a hint.
 async fn add_without_hint(stage: &Stage<impl Redis>, event: &str) {
     let keys = stage.keys();
     let id = format!("{}-1", stage.revision().await + 1);
@@ -69,7 +69,7 @@ async fn add_without_hint(stage: &Stage<impl Redis>, event: &str) {
     stage.ask(add.arg("b").arg("00000000000000aa")).await;
 }
 
-/// Makes a change as another storage does: whoever watches here has nothing but its hint. Without an event it leaves a gap.
+/// Makes a change as another storage does: watches here only get its hint. Without an event it leaves a gap.
 async fn change_elsewhere(stage: &Stage<impl Redis>, event: &str) {
     const CHANGE: &str = "local revision = redis.call('HINCRBY', KEYS[1], 'revision', 1)
         if ARGV[2] == '' then return end
@@ -94,7 +94,7 @@ async fn nothing_is_missing_and_nothing_comes_twice(stage: Stage<impl Redis>) {
     for round in 0..40 {
         step(&stage, &mut flow, round * 3..round * 3 + 3).await;
         step(&stage, &mut other, 0..1).await;
-        // Of three events two are read, then the watch begins anew in the middle of a change.
+        // Of three events two are read, then the watch is resumed in the middle of a change.
         for _ in 0..2 {
             let (event, at) = next_event(&mut events).await;
             seen.push(number(&event));
@@ -133,7 +133,7 @@ async fn many_events_of_the_past_are_caught_up_with(stage: Stage<impl Redis>) {
 async fn who_joins_others_at_any_position_is_told_what_they_are(stage: Stage<impl Redis>) {
     let mut flow = stage.started(1).await;
     let mut other = stage.started(1).await;
-    // Somebody watches all the time: who misses little is told without asking Redis, who misses much is not.
+    // One watch stays open: a watcher that has missed little is served without a read from Redis, one that has missed much is not.
     let mut all = watch(&stage, 0, "").await;
     let mut told = vec![next(&mut all).await];
     for round in 0..15 {
@@ -162,7 +162,7 @@ async fn who_joins_others_at_any_position_is_told_what_they_are(stage: Stage<imp
 
 async fn what_has_happened_is_told_to_who_joins_before_its_hint_has_come(stage: Stage<impl Redis>) {
     let flow = stage.started(1).await;
-    // Somebody watches already.
+    // A watch is open already.
     let mut other = watch(&stage, flow.id, "").await;
     let (_, position) = next(&mut other).await;
     let event = format!(r#"{{"kind":"node","flow_id":{},"n":7}}"#, flow.id);
@@ -221,7 +221,7 @@ async fn a_position_that_is_gone_is_refused(stage: Stage<impl Redis>) {
     let refused = failure(stage.flows().watch_events(request(&other_bits)).await);
     assert_eq!(refused, (Code::OutOfRange, "POSITION_GONE".to_owned()));
     assert_eq!(failure(stage.flows().watch_events(request("x")).await).0, Code::InvalidArgument);
-    // More than somebody is told from memory who joins others.
+    // More than a joining watcher gets from memory.
     for _ in 0..11 {
         step(&stage, &mut flow, 0..100).await;
     }
@@ -264,7 +264,7 @@ async fn runner_records_are_watched_over_all_contexts(stage: Stage<impl Redis>) 
     let read = wire::ReadRunnersRequest { context_id: CONTEXT, on_behalf_of: READER, ..Default::default() };
     let all = stage.runners().read_runners(read).await.unwrap().into_inner().runners;
     assert_eq!(all.iter().map(|runner| runner.id).collect::<Vec<_>>(), [5, 6]);
-    // An id that somebody wished for moves nothing.
+    // An id that the caller chose does not move the counter.
     let last = stage.runners().put_runner(put(u32::MAX)).await.unwrap().into_inner().runner.unwrap();
     let unwished = stage.runners().put_runner(put(0)).await.unwrap().into_inner().runner.unwrap();
     assert_eq!((last.id, unwished.id), (u32::MAX, 1));
@@ -330,7 +330,7 @@ async fn a_watcher_holds_no_more_than_its_buffer(stage: Stage<impl Redis>) {
     let (seen, _) = read_to_the_end(&mut all, 0).await;
     // 1 MiB in the buffer, and what was on its way.
     assert!((26..26 + 70).contains(&seen), "{seen}");
-    // Whoever watches another flow is not concerned.
+    // Watches of other flows are not affected.
     step(&stage, &mut other, 0..1).await;
     assert_eq!(number(&next(&mut of_one).await.0), 0);
 }

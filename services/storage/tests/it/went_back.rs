@@ -1,4 +1,4 @@
-//! A Redis that lost changes is noticed by everybody who built on them.
+//! A Redis that lost changes is noticed by everyone who relied on them.
 
 use std::path::Path;
 use std::time::Duration;
@@ -35,7 +35,7 @@ fn keep(stage: &Stage) {
     copy(&stage.redis.dir().join("appendonlydir"), &stage.redis.dir().join("kept"));
 }
 
-/// Redis dies and begins with what was kept. Nobody reconnects meanwhile: this blocks the only thread.
+/// Redis dies and restarts with what it had saved. Nothing reconnects meanwhile: this blocks the only thread.
 fn go_back(stage: &mut Stage) {
     stage.redis.kill9();
     copy(&stage.redis.dir().join("kept"), &stage.redis.dir().join("appendonlydir"));
@@ -43,7 +43,7 @@ fn go_back(stage: &mut Stage) {
 }
 
 async fn stage(layout: Layout) -> Stage {
-    // Nobody beats here.
+    // No heartbeats are sent here.
     let config = Config { layout, lease: Duration::from_secs(3600), ..Config::default() };
     Stage::with(RedisServer::builder().persistent().start(), config).await
 }
@@ -123,7 +123,7 @@ async fn lost_changes_end_everything_that_was_built_on_them() {
     }
 }
 
-/// The settlement of a message that carries nodes is told of by its nodes alone.
+/// The settlement of a message with nodes has no event of its own, only the events of its nodes.
 #[tokio::test]
 async fn a_change_that_no_event_tells_of_is_not_missed() {
     for layout in LAYOUTS {
@@ -216,7 +216,7 @@ async fn a_store_that_caught_up_meanwhile_is_recognised() {
         let step = flow.step();
         stage.apply(&mut flow, step).await;
         go_back(&mut stage);
-        // Somebody else made as many changes, before this storage is back.
+        // Another storage made as many changes before this one is back.
         let (database, keys) = (stage.keys().database(), stage.keys());
         let id = format!("{}-1", flow.revision);
         let event = r#"{"kind":"context"}"#;

@@ -1,12 +1,12 @@
-//! Keeping the blobs within their bound: what was not used for the longest time goes first.
+//! Eviction of blobs, the least recently used first, to keep them within their bound.
 //!
-//! What goes is decided in three steps, so that nothing goes that is needed:
+//! Three steps make sure that no needed blob is removed:
 //!
-//! 1. Everything that is being accepted now, or will be from here on, is exempt ([`BlobUseCounts`]).
-//! 2. Redis is asked for what jobs need that were accepted before.
-//! 3. One by one, oldest first, what neither names is taken out of the way; one that was written meanwhile is
-//!    put back. An instance writes an output, always afresh, before it records the end that names it: nothing
-//!    goes that is younger than [`SETTLING`].
+//! 1. Blobs of jobs that are being accepted now, or will be from here on, are exempt ([`BlobUseCounts`]).
+//! 2. Redis lists the blobs of jobs that were accepted before.
+//! 3. The other blobs are renamed one by one, oldest first; a blob that was written meanwhile is put back. An instance
+//!    writes each output anew before it records the end that names it, so no blob younger than [`SETTLING`] is
+//!    removed.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -20,10 +20,10 @@ use queue::SupervisorQueues as Queue;
 use super::BlobCache;
 use crate::work_dir::{ContextFile, blocking, kept};
 
-/// How long an end may take to be recorded after its outputs were written. An instance that hangs for that long
-/// is taken for lost.
+/// How long an instance may take to record an end after it has written the outputs. An instance that hangs for longer
+/// counts as lost.
 const SETTLING: Duration = Duration::from_secs(600);
-/// How much of the bound is left when the work is done, so that it is not to be done again at once.
+/// Percentage of the bound that an eviction leaves free, so that the next one is not due at once.
 const ROOM: u64 = 10;
 /// File extension of a blob while it is being considered for eviction.
 const JUDGED: &str = "judged";
@@ -31,12 +31,12 @@ const JUDGED: &str = "judged";
 /// A blob of a context.
 pub(super) type ContextBlob = (ContextUid, BlobHash);
 
-/// Which blobs are being accepted.
+/// Use counts of blobs whose jobs are being accepted.
 #[derive(Debug, Default)]
 pub(super) struct BlobUseCounts {
-    /// By how many jobs now.
+    /// Number of jobs that use each blob now.
     now: HashMap<ContextBlob, usize>,
-    /// At any time since the last cleaning began.
+    /// Blobs used at any time since the last eviction began.
     lately: HashSet<ContextBlob>,
 }
 
@@ -63,9 +63,9 @@ impl BlobUseCounts {
 /// Counts of one eviction pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct BlobEvictionStats {
-    /// Blobs that went.
+    /// Blobs that were removed.
     pub removed: u64,
-    /// Bytes that went with them.
+    /// Bytes that were removed.
     pub removed_bytes: u64,
     /// Bytes that are kept.
     pub bytes: u64,
@@ -74,11 +74,11 @@ pub struct BlobEvictionStats {
 /// Why blobs were not cleaned.
 #[derive(Debug, thiserror::Error)]
 pub enum BlobEvictionError {
-    /// The directory gives trouble.
-    #[error("the blobs cannot be looked at")]
+    /// The directory cannot be read.
+    #[error("the blobs cannot be listed or removed")]
     Directory(#[source] io::Error),
     /// The store cannot say which blobs are needed.
-    #[error("it cannot be told which blobs are needed")]
+    #[error("cannot determine which blobs are needed")]
     Store(#[source] kv::Error),
 }
 
@@ -138,12 +138,12 @@ impl BlobCache {
 
     /// Removes a blob, unless it is used or was written meanwhile. Blocks.
     fn evict(&self, place: ContextBlob, file: &ContextFile, now: SystemTime) -> io::Result<bool> {
-        // Whoever wants to use it waits, and finds it there or gone.
+        // A job that wants to use the blob waits for this lock, and then finds the blob there or gone.
         let uses = self.uses();
         if uses.lately.contains(&place) {
             return Ok(false);
         }
-        // Out of the way first: an instance may write it anew between a look and a removal.
+        // Renamed first: an instance may write the blob anew between the check and the removal.
         let judged = file.path.with_extension(JUDGED);
         match fs::rename(&file.path, &judged) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
@@ -157,10 +157,10 @@ impl BlobCache {
         Ok(false)
     }
 
-    /// Removes what a crash left half-written, by us or by an instance. Nothing else may write here yet.
+    /// Removes files that a crash of the supervisor or an instance left half-written. The supervisor itself must not write here yet.
     ///
     /// # Errors
-    /// When the directory gives trouble; may be repeated.
+    /// When a file cannot be read or removed; may be repeated.
     pub async fn remove_drafts(&self, now: SystemTime) -> io::Result<u64> {
         let root = self.0.root.clone();
         blocking(move || {
@@ -169,7 +169,7 @@ impl BlobCache {
                 let extension = Path::new(&file.name).extension().and_then(|text| text.to_str());
                 match extension {
                     Some(JUDGED) => fs::rename(&file.path, file.path.with_extension(""))?,
-                    // An instance may be writing; it does not take that long.
+                    // An instance may be writing, but does not take that long.
                     Some("new") => remove(&file.path, &mut removed)?,
                     Some(_) if is_settled(file.modified, now) => remove(&file.path, &mut removed)?,
                     _ => {}

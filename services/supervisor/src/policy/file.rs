@@ -11,7 +11,7 @@
 //! memory_mib = 4096
 //! ```
 //!
-//! What `[default]` does not say is as without a policy; what a context does not say is as in `[default]`.
+//! A key that `[default]` leaves out is as without a policy; a key that a context leaves out is as in `[default]`.
 
 use std::collections::BTreeSet;
 use std::num::NonZeroU32;
@@ -25,7 +25,7 @@ use toml::{Table, Value};
 use super::{ContextPolicy, PolicyRules};
 
 const MIB: u64 = 1024 * 1024;
-/// From what a Python script needs at least, to 16 TiB.
+/// From the minimum for a Python script to 16 TiB.
 const MEMORY_MIB: RangeInclusive<u64> = 16..=16 * 1024 * 1024;
 const PROCESSES: RangeInclusive<u64> = 1..=1_000_000;
 const DISK_MIB: RangeInclusive<u64> = 1..=16 * 1024 * 1024;
@@ -100,7 +100,7 @@ fn rules(file: &Table, wrong: &mut Violations) -> PolicyRules {
     rules
 }
 
-/// Reads one table, and notes what is wrong with it.
+/// Reads one table, and collects its violations.
 struct PolicyReader<'a> {
     table: &'a Table,
     path: &'a str,
@@ -144,7 +144,7 @@ impl PolicyReader<'_> {
         }
         if let Some(actors) = self.list("actor_keys", |text| key("an actor is its key", text)) {
             rule.actor_keys = Some(BTreeSet::from_iter(actors));
-            // Who names some does not mean everybody who signs nothing.
+            // A list of keys implies that unsigned jobs are not accepted.
             rule.require_actor_signature = true;
         }
         set(&mut rule.require_actor_signature, self.boolean("require_actor_signature"));

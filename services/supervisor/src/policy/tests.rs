@@ -205,7 +205,7 @@ fn who_is_named_nowhere_is_refused_and_told_the_way_out() {
     let said = denied.to_string();
     assert!(said.contains(&format!("`--coordinator {COORDINATOR}`")) && said.contains("policy"), "{said}");
 
-    // A policy names it for one context, and the others stay closed.
+    // A policy names the coordinator for one context; the others stay closed.
     let named = rules(&format!("[contexts.{}]\ncoordinators = [\"{COORDINATOR}\"]\n", uid(1)));
     assert!(named.grant(&of(1), stranger, None).is_ok());
     assert!(matches!(named.grant(&of(2), stranger, None), Err(PolicyDenial::Unnamed(_))));

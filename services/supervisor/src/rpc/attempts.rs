@@ -20,12 +20,12 @@ use crate::attempts::{AttemptSnapshot, OperatorAttemptSpec, RunAttemptError};
 use crate::coordinator_requests::SupervisorState;
 use crate::results;
 
-/// How often an idle stream gives a sign of life.
+/// Interval of heartbeats on an idle stream.
 const HEARTBEAT: std::time::Duration = std::time::Duration::from_secs(15);
 /// A request id is a UUID; other texts of this length do as well.
 const REQUEST_ID_BYTES_MAX: usize = 64;
 
-/// Notes when a request id is none.
+/// Adds a violation if a request id is invalid.
 pub(super) fn check_request_id(id: &str, violations: &mut Violations) {
     if id.len() > REQUEST_ID_BYTES_MAX || !id.bytes().all(|byte| byte.is_ascii_graphic()) {
         let what = format!("a UUID, or at most {REQUEST_ID_BYTES_MAX} visible ASCII characters");
@@ -37,7 +37,7 @@ pub(super) fn parse_key(text: &str) -> Result<JobKey, Status> {
     text.parse().map_err(|error| refused("job_key", error))
 }
 
-/// The request id, and what is to be run.
+/// Returns the request id, and the attempt to run.
 pub(super) fn wanted(request: RunAttemptRequest) -> Result<(String, OperatorAttemptSpec), Violations> {
     let RunAttemptRequest {
         request_id,
@@ -82,7 +82,7 @@ pub(super) fn wanted(request: RunAttemptRequest) -> Result<(String, OperatorAtte
     violations.into_result(wanted.map(|wanted| (request_id, wanted)))
 }
 
-/// An attempt to the wire.
+/// Converts an attempt to the wire.
 pub(super) fn to_wire(known: AttemptSnapshot) -> v1::Attempt {
     let AttemptSnapshot { key, coordinator, state } = known;
     let queue::QueueJobSnapshot { status, hash: _, instance, started_at, log_offset, end } = state;
@@ -119,7 +119,7 @@ const fn state_to_wire(status: QueueJobStatus) -> AttemptState {
     }
 }
 
-/// The attempt that was found, or that there is none.
+/// Returns the attempt that was found, or NOT_FOUND.
 pub(super) fn found(
     key: JobKey,
     known: kv::Result<Option<AttemptSnapshot>>,
@@ -166,8 +166,8 @@ fn of_refusal(refusal: &JsonRpcError) -> Status {
     Error::new(kind, reason, refusal.message.clone()).into()
 }
 
-/// Sends a log until its end: as it is then, or with `follow` as it is when the attempt has ended. The listener has listened
-/// since before the first piece was read.
+/// Sends a log up to its current end, or with `follow` until the attempt has ended. The subscription to the attempt begins
+/// before the first piece is read.
 pub(super) async fn send_log(
     supervisor: &SupervisorState,
     key: JobKey,
@@ -203,7 +203,7 @@ pub(super) async fn send_log(
         piece = match results::log(supervisor, key, next_offset, 0).await {
             Ok(piece) => piece,
             Err(error) => {
-                // Whoever has gone away needs no answer.
+                // A caller that is gone needs no answer.
                 let _ = pieces.send(Err(not_read(error))).await;
                 return;
             }

@@ -55,7 +55,7 @@ impl Entrant {
         Ok(Self { name: "separate, mTLS", meter, runs: Runs::Separate { client, _suite: suite, _dir: dir } })
     }
 
-    /// Peers that this machine has. The report says which are left out.
+    /// Peers that this machine has. The report names those left out.
     pub(crate) fn peers(report: &mut Report) -> Result<Vec<Self>, Error> {
         match Peer::bullmq()? {
             Ok((peer, meter)) => Ok(vec![Self { name: "BullMQ", meter, runs: Runs::Peer(peer) }]),
@@ -70,7 +70,7 @@ impl Entrant {
         self.name
     }
 
-    /// Runs a load and tells what it used.
+    /// Runs a load and reports what it used.
     pub(crate) async fn run(&mut self, load: Load) -> Result<Sample, Error> {
         let begun = self.meter.begin()?;
         let figures = match &mut self.runs {

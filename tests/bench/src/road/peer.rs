@@ -21,7 +21,7 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    /// Starts BullMQ; says why where this machine cannot have it.
+    /// Starts BullMQ; the error says why this machine cannot have it.
     pub(crate) fn bullmq() -> Result<Result<(Self, Meter), String>, Error> {
         let place = Path::new(PLACE);
         if !place.join("node_modules/bullmq").is_dir() {
@@ -71,7 +71,7 @@ fn source(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("peers").join(name)
 }
 
-/// A process that is told lines and answers with lines. It ends with its input.
+/// A process that reads lines and answers with lines. It ends with its input.
 struct Program {
     child: Child,
     input: Option<ChildStdin>,

@@ -12,7 +12,7 @@ use super::Error;
 
 /// Path of the call that ends what is measured.
 const TOLD: &str = "/tell";
-/// Path of the call that fails for good.
+/// Path of the call that fails permanently.
 const FAILS: &str = "/fail";
 
 /// A server of HTTP on a port of its own.
@@ -43,7 +43,7 @@ impl Upstream {
         let _ = self.told.clone().wait_for(|told| *told >= wanted).await;
     }
 
-    /// An order that reserves, waits for its payment, ships, gives a command and tells.
+    /// An order that reserves, waits for its payment, ships, gives a command and sends a notification.
     pub(super) fn orders(&self) -> String {
         let saga = "kind: Saga\nname: order\nversion: 1\nstate: { id: optional text }\nsources: [{ aggregate: Order }]\n\
             start: { on: OrderPlaced, goto: reserve }\nsteps:\n\
@@ -55,7 +55,7 @@ impl Upstream {
         self.with_provider(saga, ["reserve", "ship", "tell"].into_iter().map(str::to_owned))
     }
 
-    /// Ten steps, of which the last fails; what they did is undone, and told then.
+    /// Ten steps, of which the last fails; what they did is undone, and then a notification is sent.
     pub(super) fn ten_steps(&self) -> String {
         let mut saga = "kind: Saga\nname: ten\nversion: 1\nstate: { id: optional text }\nsources: [{ aggregate: Order }]\n\
             start: { on: OrderPlaced, goto: s1 }\nsteps:\n"

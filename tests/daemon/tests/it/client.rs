@@ -1,4 +1,4 @@
-//! A client that knows nothing of what it speaks to.
+//! A client that knows nothing of its server.
 
 use std::time::Duration;
 

@@ -91,7 +91,7 @@ async fn what_was_not_popped_is_gone_after_a_restart_and_counts_as_received() {
             assert!(!["received", "aborted"].contains(&to_a.state(&id).await.as_str().unwrap_or_default()));
         }
         b.restart();
-        // The connection of before is gone, which whoever uses it next may be the first to notice.
+        // The earlier connection is gone, which its next user may be the first to notice.
         let to_b = Naive::new(&b.url("http"));
         if armed {
             assert_eq!(to_b.pop(None).await, None);

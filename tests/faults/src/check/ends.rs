@@ -11,7 +11,7 @@ use crate::history::{Answer, FinalFlow, FinalNode, History, Line, PlannedFlow, P
 /// Reasons for which a job fails whose script never did: what ran it was lost too often, which takes [`DEATHS_MAX`] attempts at least.
 const LOSSES: [&str; 4] = ["QUARANTINED", "INSTANCE_LOST", "SUPERVISOR_LOST", "DRAINED"];
 
-/// I1: an accepted job ends in exactly one terminal record, and that says what happened.
+/// I1: an accepted job ends in exactly one terminal record, which states what happened.
 pub(super) fn check(history: &History, found: &mut Findings) {
     let flows: BTreeMap<u32, &FinalFlow> = history.flows.iter().map(|flow| (flow.id, flow)).collect();
     let mut missed = BTreeSet::new();
@@ -84,7 +84,7 @@ fn check_flow(
     }
 }
 
-/// Only what depends on something that did not complete may go without a turn, and nobody cancels here.
+/// Only what depends on something that did not complete may end without running, and nothing is cancelled here.
 fn check_turn(
     node: &FinalNode,
     job: &PlannedJob,

@@ -125,7 +125,7 @@ fn after_dependencies(history: &History, spans: &BTreeMap<String, Vec<Span>>, fo
     }
 }
 
-/// I10: no more scripts at once than there are places. Those that were cut off are not counted: nobody saw when.
+/// I10: no more scripts at once than there are places. Those that were cut off are not counted: their end was not observed.
 fn within_slots(history: &History, spans: &BTreeMap<String, Vec<Span>>, found: &mut Findings) {
     let whole = || spans.values().flatten().filter_map(|span| span.end.map(|end| (span.start, end)));
     let (starts, ends): (BTreeSet<usize>, BTreeSet<usize>) =

@@ -114,7 +114,7 @@ fn an_unknown_answer_may_have_had_its_effect_or_not() {
     assert_eq!(check(&history), [], "it had not");
 }
 
-/// Breaks a history in one way, and says which invariants may then be named: the first one has to be.
+/// Breaks a history in one way, and lists the invariants that may then be named: the first one must be.
 fn planted(invariants: &[u8], what: &str, plant: impl FnOnce(&mut History)) {
     let mut history = kept();
     plant(&mut history);
@@ -315,7 +315,7 @@ fn a_watch_that_was_still_open_has_no_gap_at_its_end() {
     assert!(found[0].what.ends_with("was not told of its end"), "{found:?}");
 }
 
-/// Replaces what both watchers were told by the first one's changes with one more.
+/// Replaces the reports to both watchers by the first one's changes with one more.
 fn told_more(history: &mut History, job_id: u32, state: NodeState, attempt: u32) {
     let watch = &mut history.watches[0];
     watch.told.push(Change { position: "99-0.1".into(), job_id, state, attempt, reason: String::new() });

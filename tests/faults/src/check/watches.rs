@@ -19,7 +19,7 @@ fn who(watch: &Watch) -> String {
     format!("{} of flow {}", watch.watcher, watch.flow)
 }
 
-/// I8: over all its streams a watcher is told what one stream would have told.
+/// I8: over all its streams a watcher gets what one stream would have reported.
 fn no_gap_no_duplicate(watch: &Watch, found: &mut Findings) {
     if let Some(why) = &watch.refused {
         found.add(8, format!("{}: a position was refused: {why}", who(watch)));
@@ -32,7 +32,7 @@ fn no_gap_no_duplicate(watch: &Watch, found: &mut Findings) {
     }
     let shown = shown_already(watch);
     let happened = &watch.replayed[shown..];
-    // What it was still to be told when everything ended is no gap.
+    // Changes not yet reported when everything ended are no gap.
     let whole = watch.status.is_some();
     let happened = if whole { happened } else { &happened[..happened.len().min(watch.told.len())] };
     if watch.told != happened {
@@ -43,7 +43,7 @@ fn no_gap_no_duplicate(watch: &Watch, found: &mut Findings) {
     }
 }
 
-/// How many of the changes behind a snapshot the snapshot shows: those before the first that was told, as far as it does.
+/// How many of the changes behind a snapshot the snapshot shows: those before the first that was reported, as far as it does.
 fn shown_already(watch: &Watch) -> usize {
     let shows = |change: &Change| {
         let mut nodes = watch.snapshot.iter().filter(|(job_id, ..)| *job_id == change.job_id);
@@ -53,7 +53,7 @@ fn shown_already(watch: &Watch) -> usize {
     watch.replayed.iter().take_while(|change| !is_first(change) && shows(change)).count()
 }
 
-/// I8: two watchers of a flow are told the same from where the later one began.
+/// I8: two watchers of a flow get the same from where the later one began.
 fn told_the_same(history: &History, found: &mut Findings) {
     let mut by_flow: BTreeMap<u32, Vec<&Watch>> = BTreeMap::new();
     for watch in history.watches.iter().filter(|watch| watch.status.is_some()) {
@@ -69,7 +69,7 @@ fn told_the_same(history: &History, found: &mut Findings) {
     }
 }
 
-/// I8: a flow's watchers are told of its end, and what they are told last of a node is what became of it.
+/// I8: a flow's watchers get its end, and the last report of a node is its final state.
 fn to_the_end(watch: &Watch, history: &History, found: &mut Findings) {
     let Some(flow) = history.flows.iter().find(|flow| flow.id == watch.flow && flow.has_ended) else {
         return;

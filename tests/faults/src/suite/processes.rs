@@ -1,4 +1,4 @@
-//! Ten processes, three of them schedulers, over one Redis, with a link wherever one speaks to another.
+//! Ten processes, three of them schedulers, over one Redis, with a link wherever one calls another.
 
 use std::collections::BTreeMap;
 use std::fs::Permissions;
@@ -20,7 +20,7 @@ const SERVICES: [&str; 7] =
     ["storage", "runner-registry", "scheduler", "mycelium-gateway", "router", "supervisor", "runner"];
 /// The database of the supervisor and its runners.
 const POOL_DATABASE: u32 = 4095;
-/// How long an end may take that was asked for, in seconds.
+/// How long a requested stop may take, in seconds.
 const DRAIN_SECS: &str = "2";
 
 /// Settings that the start of each service needs.
@@ -96,7 +96,7 @@ fn names() -> Vec<String> {
     all.concat()
 }
 
-/// Returns true if a process runs scripts, or looks after those that do.
+/// Returns true if a process runs scripts, or supervises those that do.
 fn is_of_pool(name: &str) -> bool {
     matches!(program(name).0, "supervisor" | "runner")
 }
@@ -107,7 +107,7 @@ fn program(name: &str) -> (&str, &str) {
     replica.unwrap_or((name, "1"))
 }
 
-/// Makes an authority and a certificate for everybody; gives the coordinator's root key.
+/// Makes an authority and a certificate for every process; returns the coordinator's root key.
 fn certificates(pki: &Path) -> String {
     let dir = text(pki);
     run("mycora", &["pki", "init", "--dir", dir]);

@@ -7,7 +7,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal};
 use testkit::TestProcess;
 
-/// How long an end that was asked for may take.
+/// How long a requested stop may take.
 const END_WITHIN: Duration = Duration::from_secs(60);
 
 /// A program with its settings, which can be started any number of times.
@@ -50,7 +50,7 @@ impl Program {
         is_running
     }
 
-    /// Asks it to end and waits until it has. Whether it was there to be asked.
+    /// Asks it to end and waits until it has; returns whether it was running.
     pub(super) fn terminate(&mut self) -> bool {
         let is_running = self.signal(Signal::TERM);
         if is_running {

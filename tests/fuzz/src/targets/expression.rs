@@ -98,7 +98,7 @@ fn run(data: &[u8]) -> Verdict {
     let holds = || condition.holds(&flow, |at| values.get(at).map(|value| &**value));
     let answer = holds();
     if let Err(error) = &answer {
-        // What a node gave is not for everybody who sees why its dependant failed. Short values may be words of the refusal.
+        // The result of a node is not for everyone who sees why its dependant failed. Short values may be words of the refusal.
         let long =
             values.iter().map(|value| &**value).filter(|value| value.len() >= 40 && !text.contains(*value));
         check_refusal(&error.to_string(), 300, &long.collect::<Vec<_>>());

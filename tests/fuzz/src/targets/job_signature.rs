@@ -100,7 +100,7 @@ fn each_term_counts(signature: &str, here: &JobTerms) {
 }
 
 fn told(refusal: &Refusal) {
-    // What names nothing but a field; of what cannot be read, it is told what stands there.
+    // Errors that name only a field; errors about unreadable input quote it.
     let secrets: &[&str] =
         if matches!(refusal, Refusal::OtherContent(field) if field == "env_vars") { &[SECRET] } else { &[] };
     check_refusal(&refusal.to_string(), 512, secrets);

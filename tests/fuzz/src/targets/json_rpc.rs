@@ -116,7 +116,7 @@ fn run(data: &[u8]) -> Verdict {
     if accepted { Verdict::Accepted } else { Verdict::Refused }
 }
 
-/// Reads the parameters as whoever serves the method does, and writes them again.
+/// Reads the parameters as the server of the method does, and writes them again.
 fn is_understood(request: &JsonRpcRequest) -> bool {
     match request.method.as_str() {
         method::SUPERVISOR_INFO => again::<InfoRequest>(request, method::SUPERVISOR_INFO),
@@ -158,7 +158,7 @@ fn again<T: DeserializeOwned + Serialize + PartialEq + Debug>(
     true
 }
 
-/// An event as a router, and then a scheduler, is told of it.
+/// An event as a router, and then a scheduler, receives it.
 fn is_told(request: &JsonRpcRequest) -> bool {
     let event: JobEvent = request.read().expect("it was read before");
     if let Ok(report) = event.into_report() {
@@ -169,7 +169,7 @@ fn is_told(request: &JsonRpcRequest) -> bool {
     true
 }
 
-/// Reads the result as whoever has asked does, whatever it was.
+/// Reads the result as the caller does, whatever it was.
 fn is_answer(response: &JsonRpcResponse) -> bool {
     let written = json_rpc::response(response.id.as_ref(), &response.answer);
     let Ok(JsonRpcPayload::Single(Ok(JsonRpcMessage::Response(again)))) = parse(&written) else {
@@ -196,7 +196,7 @@ fn is_answer(response: &JsonRpcResponse) -> bool {
     known | read::<EmptyResult>(text)
 }
 
-/// Members whose values stay as they are: what is in them is not for whoever passes them on to read.
+/// Members whose values stay as they are: their content is not for intermediaries to read.
 type Object = BTreeMap<String, Box<RawValue>>;
 
 /// Puts a secret into what leaves for a plain supervisor: into every request, or nothing leaves.

@@ -10,7 +10,7 @@ use crate::input::{Input, join};
 use crate::keys::key;
 use crate::{Target, Verdict, check_refusal};
 
-/// The reader of signatures over letters.
+/// The reader of signatures over mail.
 pub const TARGET: Target = Target { name: "letter_signature", run, seeds, words: WORDS };
 
 const WORDS: &[&str] = &[

@@ -49,7 +49,7 @@ fn run(data: &[u8]) -> Verdict {
     let read = raw_jobs(&hash(Input::new(data)));
     match &read {
         Err(violations) => assert!(!violations.is_empty(), "refused without a word"),
-        // Whether it makes a graph is for whoever makes the flow to say; it has to be able to.
+        // Whether it is a valid graph is checked where the flow is made, which must be possible.
         Ok(spec) => drop(flow::Plan::of_specs(&spec.env_vars, &spec.nodes)),
     }
     Verdict::of(&read)

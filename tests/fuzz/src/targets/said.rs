@@ -1,7 +1,7 @@
 //! Statements that one side of a conversation receives, in an envelope of a root or of a gateway that a root certified.
 //!
 //! The statement stands in the input and is signed here. In it `@` is the certificate of the gateway, whose text stands in
-//! the input as well and is signed by the root, or by somebody else.
+//! the input as well and is signed by the root, or by another key.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::input::{Input, join};
 use crate::keys::key;
 use crate::{Target, Verdict, check_refusal};
 
-/// The reader of what is said.
+/// The reader of statements.
 pub const TARGET: Target = Target { name: "said", run, seeds, words: WORDS };
 
 /// Payload type of an envelope with a gateway's certificate.
@@ -45,7 +45,7 @@ fn run(data: &[u8]) -> Verdict {
     let mut input = Input::new(data);
     let way = input.byte();
     let (statement, certificate) = (input.part(), input.part());
-    // Bit by bit: by a gateway or a root, whose certificate somebody else has signed, of another type.
+    // Bit by bit: by a gateway or a root, whose certificate another key has signed, of another type.
     let signer = if way & 1 == 0 { key(0) } else { key(1) };
     let voucher = if way & 2 == 0 { key(0) } else { key(3) };
     let payload_type = if way & 4 == 0 { PAYLOAD_TYPE } else { CERTIFICATE_TYPE };
@@ -83,7 +83,7 @@ fn run(data: &[u8]) -> Verdict {
     Verdict::Accepted
 }
 
-/// A conversation with whoever speaks first, in which nobody has spoken yet.
+/// A conversation with whichever peer sends first, before any message.
 fn in_conversation(own: &str) -> Result<Conversation, Refusal> {
     let voice = EnvelopeSigner::new(Sealer::of_root(key(2).clone()), vec![own.to_owned()]);
     Ok(Conversation::new(voice, Arc::new(|_| {})))

@@ -245,7 +245,7 @@ fn seeds() -> Vec<Vec<u8>> {
             join(&[i as u8], &parts)
         })
         .collect();
-    // A letter as a router takes it, and a script that is a blob.
+    // Mail as a router takes it, and a script that is a blob.
     let letter = ["recipient", &key, "created_at", time, "message_type", "mail", "addresses", r#"["a"]"#];
     seeds.push(join(&[6], &letter));
     let hash = format!("sha256:{key}");

@@ -17,7 +17,7 @@ use crate::{Target, Verdict, check_refusal};
 /// The reader of templates.
 pub const TARGET: Target = Target { name: "template", run, seeds, words: WORDS };
 
-/// Result of a node, which no refusal tells.
+/// Result of a node, which no refusal discloses.
 const SECRET: &str = "what-the-node-has-found-out";
 const WORDS: &[&str] = &[
     "${{",
@@ -71,7 +71,7 @@ fn run(data: &[u8]) -> Verdict {
     Verdict::Accepted
 }
 
-/// Each reference, written as people are told of it, is that reference.
+/// Each reference, written as it is shown to people, is that reference.
 fn names_its_references(value: &str) {
     let template = match EnvTemplate::parse(value) {
         Ok(template) => template,

@@ -1,7 +1,7 @@
 //! Tokens of actors, as servers are shown them.
 //!
-//! A token is shown as it stands in the input, or made of a header and claims that stand there and signed by the actor, by
-//! somebody else, or by a key of the actor that does not count any more.
+//! A token is presented as it stands in the input, or made of the header and claims there and signed by the actor, by
+//! another actor, or by a key of the actor that is no longer valid.
 
 use std::sync::LazyLock;
 
@@ -68,7 +68,7 @@ fn run(data: &[u8]) -> Verdict {
     }
     let (header, claims) = (input.part(), input.part());
     let signed = format!("{}.{}", URL_SAFE_NO_PAD.encode(header), URL_SAFE_NO_PAD.encode(claims));
-    // Mostly the actor; else a former key of its own, or somebody else.
+    // Mostly the actor; else a former key of its own, or another actor.
     let signer = match who {
         1 => 1,
         2 => 2,
@@ -89,9 +89,9 @@ fn run(data: &[u8]) -> Verdict {
     Verdict::of(&read)
 }
 
-/// The token when it is believed.
+/// The token when it is accepted.
 fn check(text: &str) -> Result<Token, ()> {
-    // Whoever sees a refusal does not see what the token is proved with.
+    // A refusal does not reveal what the token is proved with.
     let signature = text.rsplit('.').next().filter(|part| part.len() >= 80);
     let refused = |error: identity::TokenError| {
         check_refusal(&error.to_string(), 4096, signature.as_slice());
@@ -136,13 +136,13 @@ fn seeds() -> Vec<Vec<u8>> {
     let list = r#"["spiffe://example.org/actor/7","spiffe://example.org",1800000000,1800000300,"a1"]"#;
     seeds.push(join(&[3, 0, 9], &[header, list]));
     seeds.push(join(&[3, 0, 9], &[r#"["Ed25519",null,null]"#, &claims(now, later)]));
-    // The key that is named has to be the one: that of actor 7, and one of somebody else.
+    // The named key must be the right one: that of actor 7, and one of another actor.
     for number in [0, 2] {
         let header = format!(r#"{{"alg":"EdDSA","kid":"{}"}}"#, key(number).verifying_key().thumbprint());
         seeds.push(join(&[3, 0, 9], &[&header, &claims(now, later)]));
     }
     let lifetime = TOKEN_LIFETIME_MAX;
-    // Of the present, for whoever reads it later it is too old, or too new.
+    // Of the present: for a later or earlier reader it is too old, or too new.
     let text = Token::sign(key(0), &TRUST_DOMAIN, model::ActorId(7), NOW, lifetime);
     seeds.push(join(&[0, 0, 0], &[text]));
     seeds

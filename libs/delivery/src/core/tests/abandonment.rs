@@ -18,7 +18,7 @@ fn what_an_earlier_life_may_have_sent_is_asked_for_before_it_is_given_up() {
     assert!(bench.handled(&given_up).settle[0].error.starts_with("TIMEOUT_ACK"));
     assert!(bench.is_empty());
 
-    // One whose supervisor is dead cannot be asked for.
+    // A supervisor that is dead cannot be asked about an attempt.
     bench.runner(1, false);
     let late = bench.held(vec![wire::HeldMessage { message_key: "message:7:2".into(), ..old }]);
     assert_eq!((late.report.len(), late.stop.len(), late.query.len()), (1, 2, 0));
@@ -142,7 +142,7 @@ fn what_was_not_sent_to_a_runner_that_is_closed_is_handed_back() {
     assert!(bench.handled(&back).settle[0].error.contains("no new jobs"));
     assert!(bench.is_empty());
 
-    // What comes then is handed back as well; what is under way is not, unless its delivery fails.
+    // A message that comes now is handed back as well; one under way is not, unless its delivery fails.
     let back = bench.held(vec![held(2, &[3])]).reports();
     bench.handled(&back);
     bench.view(closed(true, None));

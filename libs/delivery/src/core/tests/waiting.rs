@@ -42,7 +42,7 @@ fn messages_that_have_arrived_are_settled_together_and_others_at_once() {
     assert_eq!(settled, ["message:7:1", "message:7:2"]);
     assert!(bench.outcome(sent[2].delivery_id, "").settle.is_empty(), "the next ones wait anew");
 
-    // One that storage gives again was not heard to be settled, or is told of before that; it is not sent again.
+    // Storage assigns a message again before it knows the settlement. The message is settled again and not sent.
     let again = bench.held(vec![held(3, &[3])]);
     assert_eq!((again.deliver.len(), again.settle.len()), (0, 1));
     let many = u32::try_from(SETTLE_TOGETHER_MAX).expect("few");

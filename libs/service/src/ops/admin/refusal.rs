@@ -22,13 +22,13 @@ pub(in crate::ops) enum AdminRefusal {
         /// gRPC method that can be called instead.
         method: &'static str,
     },
-    /// Anybody can write a header.
+    /// The tenant header without the secret: anybody can write a header.
     #[error(
         "{TENANT_HEADER} is believed only beside the secret of --admin-secret-file, as `Authorization: Bearer SECRET`"
     )]
     TenantWithoutSecret,
-    /// Two tenants are named, and nobody knows which one is meant.
-    #[error("{TENANT_HEADER} is there more than once")]
+    /// Two tenants are named, and which one is meant is unknown.
+    #[error("{TENANT_HEADER} is given more than once")]
     TwoTenants,
     /// The header has bytes that no name has.
     #[error("{TENANT_HEADER} is no text")]
@@ -40,10 +40,10 @@ pub(in crate::ops) enum AdminRefusal {
     #[error(transparent)]
     UnknownTenant(#[from] UnknownTenant),
     /// Metrics of one tenant alone there are not.
-    #[error("/metrics tells of the whole process: it is asked without {TENANT_HEADER}")]
+    #[error("/metrics covers the whole process: call it without {TENANT_HEADER}")]
     MetricsOfTenant,
-    /// The body is longer than anything that can be said.
-    #[error("the body is longer than {BODY_BYTES_MAX} bytes; it is empty, or {{}}")]
+    /// The body is longer than any valid one.
+    #[error("the body is longer than {BODY_BYTES_MAX} bytes; it has to be empty, or {{}}")]
     LongBody,
     /// The body did not come.
     #[error("the body did not come within {} s", BODY_TIMEOUT.as_secs())]
@@ -51,8 +51,8 @@ pub(in crate::ops) enum AdminRefusal {
     /// The body ended early.
     #[error("the body could not be read")]
     BrokenBody,
-    /// The body says something, and nobody would listen.
-    #[error("the body is empty, or {{}}; a tenant is named by {TENANT_HEADER}")]
+    /// The body has content, which would be ignored.
+    #[error("the body has to be empty, or {{}}; name a tenant by {TENANT_HEADER}")]
     Body,
     /// The service has not started.
     #[error("the process is starting")]

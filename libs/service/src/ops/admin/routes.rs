@@ -21,7 +21,7 @@ use super::{
 const DRAIN: &str = "/admin/drain";
 const RELOAD: &str = "/admin/reload";
 
-/// The routes. Other methods than POST are answered with 405 and `Allow`, whoever asks.
+/// The routes. Other methods than POST are answered with 405 and `Allow`, for any caller.
 pub(in crate::ops) fn router(routes: AdminRoutes) -> Router {
     Router::new().route(DRAIN, post(drain)).route(RELOAD, post(reload)).with_state(routes)
 }
@@ -61,7 +61,7 @@ impl AdminRoutes {
     }
 }
 
-/// All that a body can say. Fields that are not known are refused: a tenant that was named here and not heard would be the
+/// All that a body may contain. Unknown fields are refused: a tenant that is named here and ignored would mean the
 /// whole process.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]

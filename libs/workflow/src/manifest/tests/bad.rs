@@ -179,7 +179,7 @@ pub(crate) const BAD: &[(&str, &str, &str)] = &[
     (
         "unknown_outcome: retry",
         "callback: true\n    timeouts: { heartbeat: 5m }\n    unknown_outcome: retry",
-        ": whoever completes the effect `payment-release` gives no signs of life before; leave `heartbeat` out",
+        ": a callback completes the effect `payment-release` without heartbeats; leave `heartbeat` out",
     ),
     (
         "text: \"Your order is on its way.\",",

@@ -1,7 +1,7 @@
 //! Bytes that must never become others: those of rows, of instances and of what is ordered, in every build and on every machine.
 //!
 //! `golden.txt` was written once. A journal of last year is run again by the program of today, and a replica of another build goes on
-//! with the instances of this one: so a difference here is a defect, and never a reason to write the file anew.
+//! with the instances of this one: so a difference here is a defect, and never a reason to rewrite the file.
 
 use std::fmt::Write as _;
 

@@ -14,7 +14,7 @@ use crate::failure::{ApiCallError, CliError, error_chain};
 use crate::output::{self, json, objects};
 
 pub(super) const REGISTER_HELP: &str = "\
-Only the bootstrap identity may.
+For the bootstrap identity only.
 
 Examples:
   mycora actor register --new-key actor-2.ed25519 --as admin
@@ -38,15 +38,15 @@ pub struct ActorRegisterArgs {
     /// Which key it has.
     #[command(flatten)]
     pub key: ActorKeyFlags,
-    /// The wished number [default: the coordinator chooses]
+    /// The actor's number [default: the coordinator chooses]
     #[arg(long, value_name = "ID", value_parser = values::id)]
     pub id: Option<u32>,
-    /// Where messages to it are delivered; may be repeated, and is tried in this order [default: here]
+    /// Delivery address of its messages; may be repeated, and they are tried in this order [default: here]
     #[arg(long = "at", value_name = "ADDRESS")]
     pub addresses: Vec<Address>,
 }
 
-/// A key that is told to the coordinator, and the file that was made for it.
+/// A public key to register, and the file that was made for it.
 struct RegistrationKey {
     pubkey: String,
     made: Option<PathBuf>,
@@ -72,12 +72,12 @@ impl RegistrationKey {
         let failure = CliError::from(error);
         let Some(path) = self.made else { return failure };
         if !unknown {
-            // Never used; the first failure is the one worth telling.
+            // Never used; only the first failure is worth reporting.
             let _ = std::fs::remove_file(path);
             return failure;
         }
         output::note(&format!(
-            "whether the coordinator has taken the key in {} is not known; try it again with --pubkey {}",
+            "it is unknown whether the coordinator accepted the key in {}; retry with --pubkey {}",
             path.display(),
             self.pubkey
         ));

@@ -1,7 +1,7 @@
 //! `mycora actor rotate-key`: another key, which the profile names from then on.
 //!
-//! What was asked for is written down beside the new key before it is asked, so that the same command goes on where an
-//! answer was lost: nobody is left with a key in force that is nowhere kept.
+//! The request is noted beside the new key before it is sent, so that the same command can continue after a lost answer:
+//! no key comes into force that is not kept in a file.
 
 use std::io::Write as _;
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -30,9 +30,9 @@ const OVERLAP_MAX: Duration = Duration::from_secs(30 * 24 * 3600);
 const NOTE: &str = ".rotation";
 
 pub(super) const AFTER_HELP: &str = "\
-The actor itself and the bootstrap identity may. An actor has to hold its next key: --pubkey is for the bootstrap identity. Without --overlap the former keys end at once: tokens that they signed are refused, and so are jobs and messages.
+For the actor itself and the bootstrap identity. An actor must prove that it holds its next key: --pubkey is for the bootstrap identity. Without --overlap the former keys become invalid at once: tokens, jobs and messages that they signed are refused.
 
-With --new-key the profile names the new file afterwards, where its `signing_key` was a key of this actor; the former file stays. When an answer is lost the same command goes on: FILE.rotation says until then what was asked for.
+With --new-key the profile is changed to the new file if its `signing_key` was a key of this actor; the former file stays. If the answer is lost, repeat the same command: FILE.rotation holds the unfinished request until then.
 
 Examples:
   mycora actor rotate-key 2 --new-key actor-2.next.ed25519 --overlap 1h
@@ -47,10 +47,10 @@ pub struct ActorRotateKeyArgs {
     /// The next key.
     #[command(flatten)]
     pub key: ActorKeyFlags,
-    /// How long the former keys count beside the new one, such as 1h; at most 30d
+    /// How long the former keys stay valid beside the new one, such as 1h; at most 30d
     #[arg(long, value_name = "TIME", default_value = "0s", value_parser = overlap)]
     pub overlap: Duration,
-    /// Client certificates that were issued until now do not count any more
+    /// Invalidate the client certificates that were issued until now
     #[arg(long)]
     pub revoke_certificates: bool,
 }
@@ -63,7 +63,7 @@ fn overlap(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// A rotation as it is asked for, each time the same.
+/// A rotation request, identical in each try.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct KeyRotationRequest {
     request_id: String,
@@ -106,7 +106,7 @@ fn secs(length: Duration) -> u32 {
     u32::try_from(length.as_secs()).unwrap_or(u32::MAX)
 }
 
-/// A key in a file, and beside it the note what was asked for.
+/// A key in a file, and the request noted beside it.
 struct KeyFile<'a> {
     path: &'a Path,
     note: PathBuf,
@@ -126,7 +126,7 @@ impl<'a> KeyFile<'a> {
         }
         let refused = |why: &str| {
             CliError::Invalid(format!(
-                "{}: a rotation that has begun is noted there, and {why}; give the same arguments as then, or another \
+                "{}: an unfinished rotation is noted there, and {why}; repeat it with the same arguments, or name another \
                  file with --new-key",
                 self.note.display()
             ))
@@ -136,14 +136,14 @@ impl<'a> KeyFile<'a> {
             serde_json::from_str(&text).map_err(|error| refused(&error.to_string()))?;
         let key = SigningKey::load(self.path).map_err(|error| CliError::Invalid(error_chain(&error)))?;
         if key.verifying_key().to_string() != asked.pubkey {
-            return Err(refused("it is about another key"));
+            return Err(refused("it is for another key"));
         }
         let same = (asked.id, asked.overlap_secs, asked.revoke_certificates)
             == (args.id, secs(args.overlap), args.revoke_certificates);
-        if same { Ok(Some(asked)) } else { Err(refused("it asked for something else")) }
+        if same { Ok(Some(asked)) } else { Err(refused("its arguments differ from these")) }
     }
 
-    /// Makes a key and notes what will be asked for: the note first, since a key without one is somebody's own.
+    /// Makes a key and notes the request: the note first, since a key without a note is taken for the user's own.
     fn begin(&self, args: &ActorRotateKeyArgs, now: &v1::Actor) -> Result<KeyRotationRequest, CliError> {
         if self.path.exists() {
             let error = SigningKeyError::Exists { path: self.path.to_owned() };
@@ -161,7 +161,7 @@ impl<'a> KeyFile<'a> {
         Ok(asked)
     }
 
-    /// Signs the proof that we hold the key: an actor that gives itself a key is not taken at its word.
+    /// Signs the proof that we hold the key: the coordinator demands it of an actor that rotates its own key.
     fn proof(&self, session: &CliSession, actor: u32) -> Result<String, CliError> {
         let key = SigningKey::load(self.path).map_err(|error| CliError::Invalid(error_chain(&error)))?;
         let trust_domain = session.profile().trust_domain()?;
@@ -186,11 +186,11 @@ impl<'a> KeyFile<'a> {
         self.remove_note();
     }
 
-    /// Tells that the coordinator may have the key; returns the error as it came.
+    /// Notes that the coordinator may have accepted the key; returns the error unchanged.
     fn kept(&self, error: ApiCallError) -> CliError {
         output::note(&format!(
-            "whether the coordinator has taken the key in {} is not known; give the same command again, which goes on \
-             with what {} says",
+            "it is unknown whether the coordinator accepted the key in {}; repeat the same command, which continues the \
+             request noted in {}",
             self.path.display(),
             self.note.display()
         ));
@@ -226,7 +226,7 @@ pub(super) async fn run(session: &CliSession, args: &ActorRotateKeyArgs) -> Resu
     Ok(())
 }
 
-/// Gives the actor the key in the file, once, however often it has to be asked.
+/// Gives the actor the key in the file, once, however many tries it takes.
 async fn rotate(
     session: &CliSession,
     args: &ActorRotateKeyArgs,
@@ -251,7 +251,7 @@ async fn rotate(
         Err(error) => error,
     };
     if error.view.code == Code::Unauthenticated {
-        // Whoever is not known any more may have been heard before, and the answer lost.
+        // Our credentials are no longer valid: an earlier try may have succeeded, and its answer got lost.
         return match as_new(session, &asked, file).await {
             Some(now) if now.pubkey == asked.pubkey => Ok(now),
             _ => Err(file.kept(error)),
@@ -278,7 +278,7 @@ const fn is_refusal(code: Code) -> bool {
     )
 }
 
-/// The actor, asked with what is in force: the former key or certificate, else the new key.
+/// Reads the actor with the credentials in force: the former key or certificate, else the new key.
 async fn actor_now(
     session: &CliSession,
     asked: &KeyRotationRequest,
@@ -293,7 +293,7 @@ async fn actor_now(
     }
 }
 
-/// The actor, as whoever has the new key is told of it.
+/// Reads the actor with the new key.
 async fn as_new(session: &CliSession, asked: &KeyRotationRequest, file: &KeyFile<'_>) -> Option<v1::Actor> {
     let profile = Profile {
         cert: None,

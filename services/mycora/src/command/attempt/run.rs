@@ -14,7 +14,7 @@ use crate::output::{self, OutputFormat, attempt as shown, json, summary};
 
 /// Shown below the options.
 pub(super) const AFTER_HELP: &str = "\
-The machine takes it as it takes jobs of coordinators: it waits in the same queues, and the machine's policy holds for it. No coordinator knows of it. Needs the admin's certificate.
+The machine treats it as a job of a coordinator: it waits in the same queues, and the machine's policy applies. No coordinator knows of it. Needs the admin's certificate.
 
 Examples:
   mycora attempt run check.py --timeout 60 --as admin
@@ -43,7 +43,7 @@ pub struct AttemptRunArgs {
     /// Let it use the network
     #[arg(long)]
     pub network: bool,
-    /// Wait at most so many seconds for its end [default: until it has ended]
+    /// Wait at most this many seconds for its end [default: until it has ended]
     #[arg(long, value_name = "SECS")]
     pub wait: Option<u32>,
     /// Only start it
@@ -59,7 +59,7 @@ pub(super) async fn run(session: &CliSession, args: &AttemptRunArgs) -> Result<u
     let attempt = started.attempt.clone().unwrap_or_default();
     let key = attempt.job_key;
     if args.detach {
-        let text = || format!("attempt {key} is taken; see `mycora attempt wait {key}`\n");
+        let text = || format!("attempt {key} is accepted; see `mycora attempt wait {key}`\n");
         return output::answer(session.global.output, || json::of(&started), text).map(|()| 0);
     }
     let both = async {
@@ -68,7 +68,9 @@ pub(super) async fn run(session: &CliSession, args: &AttemptRunArgs) -> Result<u
     };
     let Some(answer) = interrupted(within(args.wait, both), &key).await? else {
         let waited = args.wait.unwrap_or_default();
-        output::note(&format!("attempt {key} goes on after {waited} s; see `mycora attempt wait {key}`"));
+        output::note(&format!(
+            "attempt {key} has not ended after {waited} s; see `mycora attempt wait {key}`"
+        ));
         if session.global.output != OutputFormat::Table {
             let answer = session.clients.get_attempt(key).await?;
             output::answer(session.global.output, || json::of(&answer), String::new)?;

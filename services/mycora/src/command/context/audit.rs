@@ -11,7 +11,7 @@ use crate::failure::CliError;
 use crate::output::{self, PageSummary, json, objects};
 
 pub(super) const AFTER_HELP: &str = "\
-What was done is kept for 90 days; who looked is not.
+Changes are kept for 90 days; reads are not recorded.
 
 Examples:
   mycora context audit 3 --action flow. --since 7d
@@ -25,10 +25,10 @@ pub struct ContextAuditArgs {
     /// Only what this actor did
     #[arg(long, value_name = "ID", value_parser = values::id)]
     pub actor: Option<u32>,
-    /// Only actions that begin so, as in `flow.`
+    /// Only actions that begin with this, as in `flow.`
     #[arg(long, value_name = "PREFIX", default_value = "", hide_default_value = true)]
     pub action: String,
-    /// Only what was done then or later: a time, a day (UTC), or how long ago, such as 90s, 15m, 2h or 7d
+    /// Only changes at or after this time: a time, a day (UTC), or how long ago, such as 90s, 15m, 2h or 7d
     #[arg(long, value_name = "TIME", value_parser = values::moment)]
     pub since: Option<PointInTime>,
     /// At most this many

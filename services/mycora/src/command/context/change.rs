@@ -9,14 +9,14 @@ use crate::failure::CliError;
 use crate::output::{self, json, objects};
 
 pub(super) const CREATE_HELP: &str = "\
-Each role includes the next: admins do everything, executors run flows of their own, readers look. The admin identity is nobody's actor and has to name one with --admin.
+Each role includes the next: admins do everything, executors run flows of their own, readers read. The admin identity is not an actor, so it must name one with --admin.
 
 Examples:
   mycora context create --executor 2 --reader 3 --reader 4
   mycora context create --id 7 --admin 1 --as admin";
 
 pub(super) const UPDATE_HELP: &str = "\
-Admins of the context may; its last admin cannot be removed.
+For admins of the context; the last admin cannot be removed.
 
 Examples:
   mycora context update 3 --add-executor 5 --remove-reader 5
@@ -25,10 +25,10 @@ Examples:
 /// Arguments of `context create`.
 #[derive(Debug, Args)]
 pub struct ContextCreateArgs {
-    /// The wished number [default: the coordinator chooses]
+    /// The context's number [default: the coordinator chooses]
     #[arg(long, value_name = "ID", value_parser = values::id)]
     pub id: Option<u32>,
-    /// An actor that may do everything, beside us; may be repeated, as may the next two
+    /// A further admin besides yourself; may be repeated, as may the next two
     #[arg(long = "admin", value_name = "ACTOR", value_parser = values::id)]
     pub admins: Vec<u32>,
     /// An actor that may run flows of its own
@@ -93,7 +93,7 @@ pub enum ContextSwitch {
     ExecutorsMaySubmit,
     /// Programs may push messages to Redis.
     RawPublish,
-    /// Chat and mail have to be signed.
+    /// Chat and mail must be signed.
     RequireSignedMessages,
 }
 
@@ -121,7 +121,7 @@ fn wanted(args: &ContextCreateArgs) -> v1::CreateContextRequest {
         raw_publish,
         require_signed,
     } = args;
-    // What is not asked for is left to the coordinator's defaults.
+    // Settings that are not given keep the coordinator's defaults.
     let asked = *no_executors_submit || *raw_publish || *require_signed;
     v1::CreateContextRequest {
         request_id: Uuid::new_v4().to_string(),
@@ -137,7 +137,7 @@ fn wanted(args: &ContextCreateArgs) -> v1::CreateContextRequest {
     }
 }
 
-/// Reads the context first, since lists are replaced as a whole; nobody else's change in between is lost.
+/// Reads the context first, since lists are replaced as a whole; the revision keeps concurrent changes from being lost.
 pub(super) async fn update(session: &CliSession, args: &ContextUpdateArgs) -> Result<(), CliError> {
     let now = session.clients.get_context(args.id).await?.context.unwrap_or_default();
     let answer = session.clients.update_context(&changed(args, now)?).await?;

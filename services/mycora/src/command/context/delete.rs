@@ -23,7 +23,7 @@ pub struct ContextDeleteArgs {
     /// The context's number
     #[arg(value_parser = values::id)]
     pub id: u32,
-    /// Really remove it: its flows, results, logs, files and runners are gone then
+    /// Confirm the removal, with its flows, results, logs, files and runners
     #[arg(long)]
     pub yes: bool,
     /// Only if the context is still at this revision, as `context get` shows it with --output json
@@ -37,14 +37,14 @@ pub(super) async fn run(
 ) -> Result<(), CliError> {
     if !yes {
         return Err(CliError::Invalid(format!(
-            "context {id} would be removed with all its flows, results, logs, files and runners; say so with --yes"
+            "this removes context {id} with all its flows, results, logs, files and runners; confirm with --yes"
         )));
     }
     let answer = delete(session, *id, *expected_revision).await?;
     output::answer(session.global.output, || json::of(&answer), || format!("context {id} is deleted\n"))
 }
 
-/// Asks until it is gone. The request has an id, under which the first answer is given again.
+/// Repeats the request until the context is gone. Its request id makes the repeats return the first answer.
 async fn delete(
     session: &CliSession,
     id: u32,
@@ -73,14 +73,14 @@ async fn delete(
             return Err(match CliError::from(error) {
                 CliError::Unreachable(text) | CliError::Closed(text) if broke_off => {
                     CliError::Unreachable(format!(
-                        "{text}\nthe removal of context {id} goes on; see its end with `mycora context delete {id} --yes`"
+                        "{text}\nthe removal of context {id} continues; wait for its end with `mycora context delete {id} --yes`"
                     ))
                 }
                 other => other,
             });
         }
         if !broke_off && !session.global.quiet {
-            output::note(&format!("context {id} is being deleted; its supervisors are told"));
+            output::note(&format!("context {id} is being deleted; its supervisors are notified"));
         }
         broke_off = true;
         tokio::time::sleep(WAIT).await;

@@ -183,16 +183,16 @@ pub(super) async fn mycelium(ip: IpAddr, port: u16) -> Finding {
         Err(why) => return Finding::fail(CHECK, why, advice),
     };
     let mut standing = bus.status();
-    // What it says before it was spoken to is no problem yet.
+    // A problem reported before the first contact does not count yet.
     let before = standing.borrow().problem.clone();
     let told = standing.wait_for(|standing| standing.up || standing.problem != before);
-    // Where it says nothing new in time, what it said before is told.
+    // If nothing new is reported in time, show the earlier problem.
     let _ = tokio::time::timeout(PATIENCE, told).await;
     let standing = bus.status().borrow().clone();
     match standing.node.filter(|_| standing.up) {
         Some(node) => {
             let version =
-                if node.version.is_empty() { "of an untold version".to_owned() } else { node.version };
+                if node.version.is_empty() { "of an unknown version".to_owned() } else { node.version };
             let links = labels::count(node.links.iter().filter(|link| link.alive).count(), "link", "links");
             Finding::ok(CHECK, format!("{}: {version}, key {}, {links}", config.url, node.key))
         }

@@ -13,7 +13,7 @@ use crate::failure::error_chain;
 use crate::output::time;
 use crate::profile::Profile;
 
-/// With less than this left a certificate should be issued anew.
+/// With less than this left a certificate should be reissued.
 const SOON: Duration = Duration::from_secs(14 * 24 * 3600);
 
 /// Checks the authorities that we trust, and our own certificate.

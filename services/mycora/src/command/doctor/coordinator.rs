@@ -13,7 +13,7 @@ use crate::clients::health::{self, HealthProbeReply, HealthProbeStatus};
 use crate::failure::{CliError, error_chain};
 use crate::profile::{ApiService, Profile};
 
-/// Dates tell whole seconds, and answers take their time.
+/// Dates have whole seconds, and answers take time.
 const CLOCK_SLACK: Duration = Duration::from_secs(2);
 /// Beyond this tokens are refused.
 const CLOCK_SKEW_MAX: Duration = identity::token::TOKEN_SKEW;
@@ -27,7 +27,7 @@ pub(super) async fn look(profile: &Profile) -> Vec<Finding> {
     if !away.is_empty()
         && ApiService::ALL.into_iter().all(|host| profile.address_of(host).is_err() || is_away(host))
     {
-        // Nothing else can be learned where nobody is, and it was said.
+        // No address answers, which was reported: there is nothing else to check.
         return findings;
     }
     let mut dates = Vec::new();
@@ -59,7 +59,7 @@ async fn intake(profile: &Profile) -> Option<Finding> {
             let (found, advice) = problem.split_once(": ").unwrap_or((&problem, ""));
             Some(Finding::fail(CHECK, format!("the supervisor {found}"), advice))
         }
-        Ok(None) => Some(Finding::ok(CHECK, "told to the admin only, as --as admin names it")),
+        Ok(None) => Some(Finding::ok(CHECK, "shown to the admin only: use --as admin")),
         // Whether it is there is another check.
         Err(_) => None,
     }
@@ -69,7 +69,7 @@ async fn intake(profile: &Profile) -> Option<Finding> {
 #[derive(Default)]
 struct ServerReachability {
     findings: Vec<Finding>,
-    /// Where nobody is.
+    /// Addresses that do not answer.
     away: BTreeSet<String>,
 }
 
@@ -123,8 +123,8 @@ fn service(host: ApiService, health: Result<HealthProbeReply, CliError>) -> Find
         Ok(HealthProbeReply { condition: HealthProbeStatus::Serving, .. }) => Finding::ok(check, "serves"),
         Ok(HealthProbeReply { condition: HealthProbeStatus::NotServing, .. }) => Finding::fail(
             check,
-            "is there, and does not serve",
-            "it starts, ends, or lacks something: /readyz on its ops port says what, to who shows the token",
+            "answers, but does not serve",
+            "it is starting, stopping or lacks something: /readyz on its ops port says what, to callers with the token",
         ),
         Ok(HealthProbeReply { condition: HealthProbeStatus::Absent, .. }) if host == ApiService::Saga => {
             Finding::ok(check, "is not offered here, which is all right where there are no sagas")

@@ -28,7 +28,7 @@ pub(super) async fn look(args: &DoctorArgs) -> Vec<Finding> {
     findings
 }
 
-/// Where a Redis of this machine writes, when it tells.
+/// Directory to which a Redis of this machine writes, if it reports it.
 async fn directory(endpoint: &KvEndpoint) -> Option<PathBuf> {
     let shown = endpoint.to_string();
     let host = shown.strip_prefix("redis://").and_then(|place| place.rsplit('@').next());

@@ -64,7 +64,7 @@ impl Finding {
         Self { level: FindingLevel::Fail, check: check.into(), found: found.into(), advice: advice.into() }
     }
 
-    /// Builds a failure from a text whose first line says what happened, and whose others say what to do.
+    /// Builds a failure from a text: its first line is the finding, the others are the advice.
     pub(super) fn of_failure(check: impl Into<String>, text: &str) -> Self {
         let (found, advice) = text.split_once('\n').unwrap_or((text, ""));
         Self::fail(check, found, advice.replace('\n', "; "))

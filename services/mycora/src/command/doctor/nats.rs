@@ -21,18 +21,18 @@ const CHECK: &str = "nats";
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Servers since this may acknowledge what is not on the disk yet.
 const SYNCS_LATER: BrokerVersion = BrokerVersion { major: 2, minor: 10, patch: 0 };
-/// Consumers that a newer server allows a stream of which nobody has said how many it may have.
+/// Default limit of a newer server on the consumers of a stream.
 const CONSUMERS_DEFAULT: i64 = 1000;
-/// So many differences of consumers are told one by one.
-const TOLD_MAX: usize = 20;
+/// Most differences of consumers that are shown one by one.
+const SHOWN_MAX: usize = 20;
 
-/// Where the broker is, as the saga service is told.
+/// Address of the broker, as configured for the saga service.
 #[derive(Debug, Args)]
 pub struct NatsArgs {
-    /// Look at this NATS server as well, on which sagas stand: its version, limits, streams and consumers
+    /// Check this NATS server of sagas as well: its version, limits, streams and consumers
     #[arg(long, value_name = "URL", env = "MYCORA_NATS_URL", hide_env_values = true)]
     pub nats_url: Option<String>,
-    /// How that server is entered
+    /// How to authenticate to that server
     #[command(flatten)]
     pub nats_login: NatsLogin,
 }
@@ -91,8 +91,7 @@ fn payload(server: &BrokerDescription) -> Finding {
 /// Points out a setting that clients cannot see; returns nothing for servers without it.
 fn durability(server: &BrokerDescription) -> Option<Finding> {
     server.version.filter(|version| *version >= SYNCS_LATER)?;
-    let found =
-        "not told to clients: by default a loss of power costs what was acknowledged in the last 2 minutes";
+    let found = "not visible to clients: by default a loss of power costs what was acknowledged in the last 2 minutes";
     let advice = "see that its configuration has `jetstream { sync_interval: always }`".to_owned();
     Some(Finding { advice, ..Finding::ok(format!("{CHECK} sync_interval"), found) })
 }
@@ -113,7 +112,7 @@ async fn all_streams(jetstream: &JetStream) -> Vec<Finding> {
             Ok(None) => findings.push(absent(check, name)),
             Err(error) => {
                 findings.push(unanswered(check, &error));
-                // The others would say the same.
+                // The others would fail in the same way.
                 return findings;
             }
         }
@@ -149,14 +148,14 @@ fn ours(check: String, name: &str, state: &StreamState) -> Finding {
     match nearest {
         Some(differences) if !differences.is_empty() => Finding::fail(
             check,
-            told(&differences),
+            shown(&differences),
             "the saga service does not work on it so; change the stream, or delete it while nothing is in it",
         ),
         _ => Finding::ok(check, counted(state)),
     }
 }
 
-/// The stream of aggregates, which is somebody else's: it has to have their subjects.
+/// The stream of aggregates, which external services own: it must have their subjects.
 fn aggregates(check: String, state: &StreamState) -> Finding {
     let subjects = &state.settings.subjects;
     let has = |wanted: &str| subjects.iter().any(|subject| subject == wanted || subject == ">");
@@ -170,7 +169,7 @@ fn aggregates(check: String, state: &StreamState) -> Finding {
     )
 }
 
-/// Warns of a stream that has room for few more consumers; says nothing of others.
+/// Warns of a stream that has room for few more consumers; ignores others.
 fn room(stream: &str, state: &StreamState) -> Option<Finding> {
     let (most, said) = match state.settings.max_consumers {
         most @ 1.. => (most, "at most"),
@@ -190,15 +189,15 @@ fn counted(state: &StreamState) -> String {
     format!("as wanted, with {messages}")
 }
 
-fn told(differences: &[SettingDifference]) -> String {
-    let mut told: Vec<_> = differences.iter().take(TOLD_MAX).map(ToString::to_string).collect();
-    if differences.len() > TOLD_MAX {
-        told.push(format!("and {} more", differences.len() - TOLD_MAX));
+fn shown(differences: &[SettingDifference]) -> String {
+    let mut shown: Vec<_> = differences.iter().take(SHOWN_MAX).map(ToString::to_string).collect();
+    if differences.len() > SHOWN_MAX {
+        shown.push(format!("and {} more", differences.len() - SHOWN_MAX));
     }
-    told.join("; ")
+    shown.join("; ")
 }
 
-/// The consumers of a stream: those of lanes are looked at, others are somebody else's.
+/// The consumers of a stream: those of lanes are checked, others are not ours.
 fn consumers(stream: &str, listed: Result<Vec<ConsumerListing>, BrokerError>) -> Finding {
     let check = format!("consumers of {stream}");
     let listed = match listed {
@@ -215,8 +214,8 @@ fn consumers(stream: &str, listed: Result<Vec<ConsumerListing>, BrokerError>) ->
         let count = labels::count(count, "consumer of a lane", "consumers of lanes");
         return Finding::ok(check, format!("{count}, as wanted, with {pending} messages to come"));
     }
-    let more = wrong.len().saturating_sub(TOLD_MAX);
-    wrong.truncate(TOLD_MAX);
+    let more = wrong.len().saturating_sub(SHOWN_MAX);
+    wrong.truncate(SHOWN_MAX);
     if more > 0 {
         wrong.push(format!("and {more} more"));
     }
@@ -242,7 +241,7 @@ fn differences(stream: &str, consumer: &ConsumerListing) -> Option<String> {
     let spec = CursorSpec::new(stream, &wanted.0, &wanted.1, CursorStart::After(0));
     match consumer.differences(&spec) {
         Ok(differences) if differences.is_empty() => None,
-        Ok(differences) => Some(told(&differences)),
+        Ok(differences) => Some(shown(&differences)),
         Err(error) => Some(error.to_string()),
     }
 }
@@ -302,7 +301,7 @@ mod tests {
         assert_eq!(durability(&server("2.9.10", 0)), None);
         assert!(
             durability(&server("2.10.4", 0))
-                .is_some_and(|told| told.advice.contains("sync_interval: always"))
+                .is_some_and(|finding| finding.advice.contains("sync_interval: always"))
         );
     }
 
@@ -329,10 +328,13 @@ mod tests {
             }
         };
         assert_eq!(room("S", &state(10, 8)), None);
-        assert!(room("S", &state(10, 9)).is_some_and(|told| told.found.contains("9 consumers, at most 10")));
+        assert!(
+            room("S", &state(10, 9)).is_some_and(|finding| finding.found.contains("9 consumers, at most 10"))
+        );
         assert_eq!(room("S", &state(-1, 899)), None);
         assert!(
-            room("S", &state(-1, 900)).is_some_and(|told| told.found.contains("newer servers end at 1000"))
+            room("S", &state(-1, 900))
+                .is_some_and(|finding| finding.found.contains("newer servers end at 1000"))
         );
     }
 

@@ -26,7 +26,7 @@ Examples:
 
 Exit codes: 0 the job completed, or was started with --detach; 1 it did not, or not within --wait.";
 
-/// The job's name when nobody gives one.
+/// Default name of the job.
 const NAME_DEFAULT: &str = "job";
 
 /// Arguments of `job run`.
@@ -47,16 +47,16 @@ pub struct JobRunArgs {
     /// Tries after the first
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub retries: u32,
-    /// Run it at this runner only, a number of `mycora runner list`
+    /// Run it on this runner only, by its number in `mycora runner list`
     #[arg(long, value_name = "ID", value_parser = values::id)]
     pub runner: Option<u32>,
     /// Run it on instances of this group only
     #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
     pub group: String,
-    /// Run it at runners that carry this label only
+    /// Run it on runners with this label only
     #[arg(long = "label", value_name = "NAME=VALUE", value_parser = values::entry)]
     pub labels: Vec<(String, String)>,
-    /// Wait at most so many seconds for its end [default: until it has ended]
+    /// Wait at most this many seconds for its end [default: until it has ended]
     #[arg(long, value_name = "SECS")]
     pub wait: Option<u32>,
     /// Only start it
@@ -102,7 +102,7 @@ pub(super) async fn run(session: &CliSession, args: &JobRunArgs) -> Result<u8, C
         None => {
             let waited = args.wait.unwrap_or_default();
             output::note(&format!(
-                "flow {id} goes on after {waited} s; see `mycora flow watch {id} --context {context}`"
+                "flow {id} has not ended after {waited} s; see `mycora flow watch {id} --context {context}`"
             ));
             if session.global.output != OutputFormat::Table {
                 let flow = session.clients.get_flow(context, id).await?.flow.unwrap_or_default();

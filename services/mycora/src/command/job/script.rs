@@ -13,7 +13,7 @@ use proto::v1;
 use crate::command::values;
 use crate::failure::CliError;
 
-/// The endings of script files, and what they tell.
+/// File name extensions of scripts, and their script types.
 const ENDINGS: [(&str, ScriptType); 6] = [
     ("py", ScriptType::Python),
     ("sh", ScriptType::Shell),
@@ -29,7 +29,7 @@ pub struct ScriptArgs {
     /// Script to run.
     #[command(flatten)]
     pub source: ScriptSourceArgs,
-    /// Lay a file into its directory under this name
+    /// Put a file into its working directory under this name
     #[arg(long = "file", value_name = "NAME=PATH", value_parser = values::entry)]
     pub files: Vec<(String, String)>,
 }
@@ -43,7 +43,7 @@ pub struct ScriptSourceArgs {
     /// The script itself
     #[arg(long, value_name = "TEXT")]
     pub script: Option<String>,
-    /// The language of the script: python, shell, v, rust, rhai, osis or sal [default: told by the file's ending]
+    /// The language of the script: python, shell, v, rust, rhai, osis or sal [default: by the file name extension]
     #[arg(long = "type", value_name = "TYPE")]
     pub script_type: Option<ScriptType>,
     /// Set a variable
@@ -102,7 +102,7 @@ impl ScriptSourceArgs {
         let (script, ending) = self.text()?;
         let known = || ScriptType::ALL.map(ScriptType::as_str).join(", ");
         let script_type = self.script_type.or(ending).ok_or_else(|| {
-            CliError::Invalid(format!("who executes the script? Give --type, one of {}", known()))
+            CliError::Invalid(format!("the script's type is not known; give --type, one of {}", known()))
         })?;
         Ok((script, script_type))
     }

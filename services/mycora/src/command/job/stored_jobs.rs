@@ -12,7 +12,7 @@ use crate::failure::CliError;
 use crate::output::{self, PageSummary, json, objects};
 
 pub(super) const CREATE_HELP: &str = "\
-A job that is kept belongs to no flow. Flows take a copy of it by its number: `created_job: N` in a flow file, `created_job_id` of a node for programs.
+A stored job belongs to no flow. Flows copy it by its number: `created_job: N` in a flow file, `created_job_id` of a node for programs.
 
 Examples:
   mycora job create convert.py --file in.csv=data/in.csv

@@ -14,7 +14,7 @@ pub struct MessageListArgs {
     /// Those that carried the jobs of this flow, instead of chat and mail
     #[arg(long, value_name = "ID", value_parser = values::id)]
     pub flow: Option<u32>,
-    /// Only messages that stand here
+    /// Only messages in this state
     #[arg(long, value_enum)]
     pub status: Option<MessageStatusFilter>,
     /// Only messages of this type
@@ -62,9 +62,9 @@ impl From<MessageStatusFilter> for v1::MessageStatus {
 pub enum MessageTypeFilter {
     /// Jobs.
     Job,
-    /// Lines of conversation.
+    /// Chat.
     Chat,
-    /// Letters.
+    /// Mail.
     Mail,
 }
 

@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Shown below the options.
 pub(super) const AFTER_HELP: &str = "\
-A message is handed out again, by every call, until it is acknowledged: with --acknowledge once it was printed, or later with `mycora message acknowledge`.
+Every call hands out a message again until it is acknowledged: with --acknowledge once it was printed, or later with `mycora message acknowledge`.
 
 With --output json or yaml the answer is one document, a list of messages; with --follow each message is a document of its own (JSON: a line), so that it can be read at once.
 
@@ -33,7 +33,7 @@ Examples:
 /// Arguments of `message receive`.
 #[derive(Debug, Args)]
 pub struct MessageReceiveArgs {
-    /// Go on with what comes, until Ctrl-C
+    /// Follow new messages, until Ctrl-C
     #[arg(long, short)]
     pub follow: bool,
     /// Acknowledge each message once it was printed: it is not handed out again
@@ -92,7 +92,7 @@ struct MessageReceiveLoop<'a> {
     heard: Instant,
     /// True once the coordinator has answered at all.
     connected: bool,
-    /// Nothing where nobody shall be told.
+    /// `None` if outages are not reported.
     absence: Option<OutageNotice>,
 }
 
@@ -103,7 +103,7 @@ impl MessageReceiveLoop<'_> {
             let follow = !self.request.only_present;
             match self.one_stream().await? {
                 Ok(()) if !follow => return Ok(()),
-                // The other side ends, as it does before it starts anew.
+                // The server ends, as it does before a restart.
                 Ok(()) => {}
                 Err(error) => {
                     let again = matches!(error.retry, RetryAdvice::Again { .. } | RetryAdvice::Reread)

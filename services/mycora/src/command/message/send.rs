@@ -25,9 +25,9 @@ const LOOKS: ExponentialBackoff =
 
 /// Shown below the options.
 pub(super) const AFTER_HELP: &str = "\
-An actor of this coordinator is named by its id, any other by its public key and an address of its coordinator. Without --to the message goes to the admins of the context, a copy to each. The message is kept and sent until it arrives or its time is over; with --wait the exit code is 0 when it has arrived, and 1 when it will not.
+An actor of this coordinator is named by its id, any other by its public key and an address of its coordinator. Without --to the message goes to the admins of the context, a copy to each. The message is kept and resent until it arrives or its time is over; with --wait the exit code is 0 when it has arrived, and 1 when it will not.
 
-A signature proves to the receiver who wrote the message; else that is the word of the sending coordinator. What is signed names the context there, if one is given, and the recipient's key, which an actor can learn of itself only: with --signing-key write KEY@ADDRESS, unless you send to yourself. A signature holds for 6 days, so that the message can be sent again.
+A signature proves the author to the recipient; without one, the recipient has to trust the sending coordinator. The signature covers the recipient's context, if one is given, and the recipient's key, which the coordinator discloses only to its owner: with --signing-key write KEY@ADDRESS, unless you send to yourself. A signature is valid for 6 days, so that the message can be resent.
 
 Examples:
   mycora message send 'May I have a larger machine?'
@@ -41,7 +41,7 @@ pub struct MessageSendArgs {
     /// The text, unless a file has it
     #[arg(required_unless_present = "file", conflicts_with = "file")]
     pub text: Option<String>,
-    /// For whom: the id of an actor of this coordinator, or its public key and where it is [default: the context's admins]
+    /// Recipient: the id of an actor of this coordinator, or its public key and address [default: the context's admins]
     #[arg(long, value_name = "ACTOR|KEY@ADDRESS")]
     pub to: Option<RecipientArg>,
     /// The file with the text; `-` for standard input
@@ -53,7 +53,7 @@ pub struct MessageSendArgs {
     /// How the text is written: text, html or md
     #[arg(long, value_name = "FORMAT", default_value = "text")]
     pub format: MessageFormat,
-    /// Send it as mail: a letter, not a line of conversation
+    /// Send it as mail instead of chat
     #[arg(long)]
     pub mail: bool,
     /// The context at the recipient's coordinator [default: the recipient's home context]
@@ -63,7 +63,7 @@ pub struct MessageSendArgs {
     #[arg(long, value_name = "SECS",
           value_parser = clap::value_parser!(u32).range(1..=i64::from(LETTER_TIMEOUT_SECS_MAX)))]
     pub timeout: Option<u32>,
-    /// Sign it with the key in this file, the one that you are registered with
+    /// Sign it with the key in this file, your registered key
     #[arg(long, value_name = "FILE", requires = "to")]
     pub signing_key: Option<PathBuf>,
     /// Wait until it has arrived, or will not
@@ -121,7 +121,7 @@ pub(super) async fn run(session: &CliSession, args: &MessageSendArgs) -> Result<
     let request = v1::SendMessageRequest {
         request_id: Uuid::new_v4().to_string(),
         context_id,
-        // Whoever the certificate names: nobody signs, reads or acknowledges for somebody else by accident.
+        // The actor of the certificate: no call signs, reads or acknowledges for another actor by accident.
         caller_id: 0,
         to: args.to.as_ref().map(RecipientArg::to_string).unwrap_or_default(),
         target_context: args.target_context.unwrap_or_default(),
@@ -140,12 +140,12 @@ pub(super) async fn run(session: &CliSession, args: &MessageSendArgs) -> Result<
         answer.message = Some(settled);
     }
     let message = answer.message.clone().unwrap_or_default();
-    output::answer(session.global.output, || json::of(&answer), || told(&message))?;
+    output::answer(session.global.output, || json::of(&answer), || outcome_text(&message))?;
     Ok(u8::from(message.status() == v1::MessageStatus::Error))
 }
 
 /// Describes the message's fate so far, and how to see more.
-fn told(message: &v1::Message) -> String {
+fn outcome_text(message: &v1::Message) -> String {
     let v1::Message { key, context_id, error, .. } = message;
     match message.status() {
         v1::MessageStatus::Error => format!(
@@ -224,13 +224,13 @@ async fn signature(
     Ok(sign_direct_message(&terms, &key, expires))
 }
 
-/// Our key, when we are that actor: others' keys are not told.
+/// Our key, when we are that actor: keys of others are not disclosed.
 async fn own_key(session: &CliSession, id: u32) -> Result<String, CliError> {
     match session.clients.who_am_i().await?.actor {
         Some(actor) if actor.id == id => Ok(actor.pubkey),
         _ => Err(CliError::Invalid(format!(
-            "what is signed names the key of its recipient, and the coordinator does not tell that of actor {id}; \
-             write --to KEY@ADDRESS with the key that it gave you (`mycora actor show` tells it), or leave \
+            "a signature covers the recipient's key, and the coordinator does not disclose that of actor {id}; \
+             write --to KEY@ADDRESS with the key that the actor gave you (`mycora actor show` shows it), or leave \
              --signing-key away"
         ))),
     }
@@ -268,13 +268,13 @@ mod tests {
         };
         message.set_status(v1::MessageStatus::Error);
         assert_eq!(
-            told(&message),
+            outcome_text(&message),
             "message:1:7 will not arrive: nobody is there\n\
              send it again with `mycora message resend message:1:7 --context 2`\n"
         );
         message.set_status(v1::MessageStatus::Dispatched);
-        assert!(told(&message).contains("`mycora message get message:1:7 --context 2`"));
+        assert!(outcome_text(&message).contains("`mycora message get message:1:7 --context 2`"));
         message.set_status(v1::MessageStatus::Processed);
-        assert_eq!(told(&message), "message:1:7 has arrived and was read\n");
+        assert_eq!(outcome_text(&message), "message:1:7 has arrived and was read\n");
     }
 }

@@ -12,21 +12,21 @@ use crate::failure::CliError;
 use crate::output::{self, json, runners};
 
 pub(super) const UPDATE_HELP: &str = "\
-Admins of the context may. What is not named stays as it is. What runs there goes on; under another address it is heard of only when the same supervisor answers there.
+For admins of the context. What is not named stays as it is. Running jobs continue; after a change of address they are reported only if the same supervisor answers there.
 
 Examples:
   mycora runner update 2 --label zone=b --no-label gpu
   mycora runner update 2 --at grpc://node8:7706 --any-script-type";
 
 pub(super) const DRAIN_HELP: &str = "\
-Admins of the context may. The supervisor ends what it has accepted; what was not sent yet goes elsewhere where it may. `mycora supervisor drain` empties a machine, for all who send jobs there.
+For admins of the context. The supervisor finishes the jobs it has accepted; those not sent yet go to other runners where they may. `mycora supervisor drain` drains a whole machine, for all contexts and coordinators.
 
 Examples:
   mycora runner drain 2
   mycora runner resume 2";
 
 pub(super) const DELETE_HELP: &str = "\
-Admins of the context may. The supervisor ends what it has accepted, and is listened to until then. Jobs that ask for this runner wait. Its number is free again after 7 days.
+For admins of the context. The supervisor finishes the jobs it has accepted, and its reports are accepted until then. Jobs that ask for this runner wait. Its number is free again after 7 days.
 
 Example:
   mycora runner delete 2 --context 1";
@@ -73,16 +73,16 @@ pub struct RunnerChangeFlags {
     /// The key that the supervisor signs with: 64 hex digits
     #[arg(long, value_name = "KEY")]
     pub signing_key: Option<VerifyingKey>,
-    /// Believe whichever key the supervisor says first
+    /// Trust the first key that the supervisor presents
     #[arg(long, conflicts_with = "signing_key")]
     pub any_signing_key: bool,
-    /// Speak to it in plain JSON-RPC
+    /// Send it plain JSON-RPC
     #[arg(long, conflicts_with = "signing_key")]
     pub plain: bool,
-    /// Speak to it in signed envelopes
+    /// Send it signed envelopes
     #[arg(long, conflicts_with_all = ["plain", "secret"])]
     pub signed: bool,
-    /// The secret that goes with each plain request, by its name at the gateway
+    /// Name, at the gateway, of the secret to send with each plain request
     #[arg(long, value_name = "NAME")]
     pub secret: Option<String>,
 }

@@ -12,7 +12,7 @@ use crate::failure::{ApiCallError, CliError};
 use crate::output::runners;
 
 pub(super) const HELP: &str = "\
-Tells each runner, then each that changes, lives or dies, until it is interrupted. With --output json each answer is a document on a line of its own; --from goes on after one of them.
+Shows each runner, then each that changes, comes alive or dies, until it is interrupted. With --output json each answer is a document on a line of its own; --from continues after one of them.
 
 Example:
   mycora runner watch --context 1 --output json";
@@ -23,7 +23,7 @@ pub struct RunnerWatchArgs {
     /// Go on after the answer with this `resumePosition`
     #[arg(long = "from", value_name = "POSITION", default_value = "", hide_default_value = true)]
     pub position: String,
-    /// End when every runner was told as it is now
+    /// End once the present state of every runner was shown
     #[arg(long, conflicts_with = "position")]
     pub once: bool,
 }

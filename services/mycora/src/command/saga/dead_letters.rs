@@ -1,4 +1,4 @@
-//! `mycora saga letters`: inputs that nothing can be done with.
+//! `mycora saga letters`: inputs that could not be processed.
 
 use clap::{Args, Subcommand};
 use proto::v1;
@@ -12,7 +12,7 @@ use crate::output::{self, PageSummary, json};
 const KEYS_MAX: usize = 1000;
 
 const REDRIVE_HELP: &str = "\
-Admins may. Each letter is applied and then the inputs that wait behind it, in order. One that fails again stays, and so does what is behind it: the exit code is 1 then.
+Needs the role admin. Each letter is applied, then the inputs that wait behind it, in order. A letter that fails again stays, with everything behind it, and the exit code is then 1.
 
 Examples:
   mycora saga letters redrive KEY
@@ -20,7 +20,7 @@ Examples:
   mycora saga letters redrive KEY --skip";
 
 const PURGE_HELP: &str = "\
-Admins may. The inputs that wait behind a letter go with it; `mycora saga letters redrive KEY --skip` leaves out the letter alone.
+Needs the role admin. The inputs that wait behind a letter are removed with it; `mycora saga letters redrive KEY --skip` drops only the letter.
 
 Example:
   mycora saga letters purge KEY --yes";
@@ -28,16 +28,16 @@ Example:
 /// Commands about dead letters.
 #[derive(Debug, Subcommand)]
 pub enum SagaDeadLetterCommand {
-    /// List dead letters, without what they say
+    /// List dead letters, without their content
     #[command(after_help = "Example:\n  mycora saga letters list order-fulfilment order-7")]
     List(SagaDeadLetterListArgs),
     /// Show a dead letter with its input
     #[command(after_help = "Example:\n  mycora saga letters show KEY")]
     Show(SagaDeadLetterKeyArg),
-    /// Apply dead letters again, as they were, with other data, or without the letter itself
+    /// Apply dead letters again: unchanged, with other data, or skipping the letter itself
     #[command(after_help = REDRIVE_HELP)]
     Redrive(SagaDeadLetterRedriveArgs),
-    /// Remove dead letters for good
+    /// Remove dead letters permanently
     #[command(after_help = PURGE_HELP)]
     Purge(SagaDeadLetterPurgeArgs),
 }
@@ -86,7 +86,7 @@ pub struct SagaDeadLetterPurgeArgs {
     /// Keys of the letters, as lists give them
     #[arg(value_name = "LETTER", required = true)]
     pub letters: Vec<String>,
-    /// Really remove them: what they and the inputs behind them say is gone then
+    /// Confirm the removal: the content of the letters and of the inputs behind them is lost
     #[arg(long)]
     pub yes: bool,
     /// Request id that makes the change repeatable.
@@ -165,7 +165,7 @@ async fn purge(scope: &SagaCommandScope<'_>, args: SagaDeadLetterPurgeArgs) -> R
     let SagaDeadLetterPurgeArgs { letters, yes, repeat } = args;
     if !yes {
         return Err(CliError::Invalid(
-            "the letters would be removed for good, with the inputs that wait behind them; say so with --yes"
+            "this removes the letters permanently, with the inputs that wait behind them; confirm with --yes"
                 .to_owned(),
         ));
     }

@@ -10,14 +10,14 @@ use crate::output::saga::definition;
 use crate::output::{self, PageSummary, json};
 
 pub(super) const APPLY_HELP: &str = "\
-Admins may. The sagas are in force for this tenant, and for no other. Instances that run keep the definition that they began on; `mycora saga migrate` changes one. A manifest with the content that is in force changes nothing. Providers of effects are the operator's, and are refused.
+Needs the role admin. The sagas are in force for this tenant only. Running instances keep the definition that they started with; `mycora saga migrate` changes it. A manifest identical to the one in force changes nothing. Providers of effects belong to the operator, and are refused here.
 
 Examples:
   mycora saga apply order-fulfilment.yaml
   cat order-fulfilment.yaml | mycora saga apply - --tenant acme";
 
 pub(super) const DEFINITION_HELP: &str = "\
-The manifest is told in the one form that is hashed: JSON, which is YAML as well, and which `saga apply` takes.
+The manifest is shown in the canonical form that is hashed: JSON, which is also YAML, and which `saga apply` accepts.
 
 Examples:
   mycora saga definition order-fulfilment

@@ -13,14 +13,14 @@ use crate::output::saga::effect;
 use crate::output::{self, PageSummary, json};
 
 const COMPLETE_HELP: &str = "\
-Executors may who have the token that came with the call. A failure has a code of A-Z a-z 0-9 _ . and -, which the saga decides by (`result.code`), and may have a result that is an object.
+Needs the role executor, and the token that was issued for the call. A failure has a code of A-Z a-z 0-9 _ . and -, which the saga can test (`result.code`), and may have a result, which is an object.
 
 Examples:
   mycora saga effect complete 018f4d2e-7a1b-7c3d-8e4f-0123456789ab --token-file token --succeeded --result '{\"approved\": true}'
   mycora saga effect complete 018f4d2e-7a1b-7c3d-8e4f-0123456789ab --token-file token --failed refused";
 
 const RESOLVE_HELP: &str = "\
-Admins may. Nothing but a person can know whether a call happened whose outcome is unknown, and its saga goes on by this answer. One that did not happen is a failure with the code `not_done`.
+Needs the role admin. Only a person can find out whether a call of unknown outcome happened; its saga continues with this answer. A call that did not happen is a failure with the code `not_done`.
 
 Examples:
   mycora saga effect resolve 018f4d2e-7a1b-7c3d-8e4f-0123456789ab --succeeded --result '{\"payment_id\": \"p-9\"}'
@@ -40,17 +40,17 @@ pub enum SagaEffectCommand {
     /// End a call that waits for its answer by a token
     #[command(after_help = COMPLETE_HELP)]
     Complete(SagaEffectCompleteArgs),
-    /// Say of a call whose outcome is unknown whether it happened
+    /// Resolve a call of unknown outcome: say whether it happened
     #[command(after_help = RESOLVE_HELP)]
     Resolve(SagaEffectResolveArgs),
     /// Make a call again at once, under its own idempotency key
     #[command(
-        after_help = "Admins may. Of a call that waits for its next try, or whose outcome is unknown.\n\nExample:\n  mycora saga effect retry 018f4d2e-7a1b-7c3d-8e4f-0123456789ab"
+        after_help = "Needs the role admin. For a call that waits for its next try, or whose outcome is unknown.\n\nExample:\n  mycora saga effect retry 018f4d2e-7a1b-7c3d-8e4f-0123456789ab"
     )]
     Retry(SagaEffectChangeArgs),
-    /// Cancel a call; its saga is told as of any other end
+    /// Cancel a call; its saga is notified as of any other end
     #[command(
-        after_help = "Admins may. The end of a call that is being made is waited for.\n\nExample:\n  mycora saga effect cancel 018f4d2e-7a1b-7c3d-8e4f-0123456789ab"
+        after_help = "Needs the role admin. A call that is being made is awaited first.\n\nExample:\n  mycora saga effect cancel 018f4d2e-7a1b-7c3d-8e4f-0123456789ab"
     )]
     Cancel(SagaEffectChangeArgs),
 }
@@ -88,11 +88,11 @@ pub enum EffectStateFilter {
     Waiting,
     /// Perhaps made.
     Unknown,
-    /// Perhaps made, and a person has to say so.
+    /// Perhaps made; a person has to find out.
     Manual,
     /// Ended well.
     Succeeded,
-    /// Failed for good.
+    /// Failed permanently.
     Failed,
     /// Took too long.
     #[value(name = "timed_out", alias = "timed-out")]
@@ -124,7 +124,7 @@ pub struct SagaEffectCallArgs {
     /// The command that ordered it, a UUID
     #[arg(value_name = "COMMAND", value_parser = command)]
     pub command_id: String,
-    /// The effect of the call [default: whichever of the tenant's has the command]
+    /// The effect of the call [default: the tenant's effect that has the command]
     #[arg(long, value_name = "EFFECT", value_parser = effect_name)]
     pub effect: Option<String>,
 }
@@ -147,7 +147,7 @@ pub struct SagaEffectCompleteArgs {
     /// Which call.
     #[command(flatten)]
     pub change: SagaEffectChangeArgs,
-    /// The file with the token; of nobody else's to read
+    /// The file with the token, readable by its owner only
     #[arg(long, value_name = "FILE")]
     pub token_file: PathBuf,
     /// The call succeeded

@@ -9,7 +9,7 @@ use crate::output::saga::graph;
 use crate::output::{self, json};
 
 pub(super) const AFTER_HELP: &str = "\
-With a correlation the definition of that instance is drawn, and its place in it.
+With a correlation it draws the definition of that instance, and marks the instance's position.
 
 Examples:
   mycora saga graph order-fulfilment
@@ -21,7 +21,7 @@ pub struct SagaGraphArgs {
     /// Name of the saga
     #[arg(value_parser = scope::saga)]
     pub saga: String,
-    /// Correlation of an instance whose place is shown
+    /// Correlation of an instance whose position is shown
     #[arg(value_parser = scope::correlation)]
     pub correlation: Option<String>,
     /// Hash of the definition: 64 hex digits [default: that of the instance, or the one in force]
@@ -33,7 +33,7 @@ pub struct SagaGraphArgs {
         conflicts_with = "correlation"
     )]
     pub hash: String,
-    /// How it is drawn
+    /// Output format of the drawing
     #[arg(long, value_enum, default_value_t)]
     pub format: SagaGraphFormat,
 }

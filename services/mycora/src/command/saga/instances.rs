@@ -30,16 +30,16 @@ pub struct SagaListArgs {
     /// Only instances at this step, or that ended at it
     #[arg(long, value_name = "STEP", value_parser = step)]
     pub step: Option<String>,
-    /// Only instances that started then or later: a time, a day (UTC), or how long ago, such as 90s, 15m, 2h or 7d
+    /// Only instances that started at or after this time: a time, a day (UTC), or how long ago, such as 90s, 15m, 2h or 7d
     #[arg(long, value_name = "TIME", value_parser = values::moment)]
     pub since: Option<PointInTime>,
-    /// Only instances that started before then
+    /// Only instances that started before this time
     #[arg(long, value_name = "TIME", value_parser = values::moment)]
     pub until: Option<PointInTime>,
-    /// Only instances that came to their step, or ended, before then: those that are there for so long
+    /// Only instances that reached their step, or ended, before this time: those that are there at least so long
     #[arg(long, value_name = "TIME", value_parser = values::moment)]
     pub here_for: Option<PointInTime>,
-    /// Only instances that an error keeps from going on: stuck, or parked by a dead letter
+    /// Only instances blocked by an error: stuck, or parked by a dead letter
     #[arg(long)]
     pub blocked: bool,
     /// At most this many

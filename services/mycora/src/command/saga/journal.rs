@@ -184,7 +184,7 @@ fn event(event: v1::SagaEventInput) -> Result<DomainEvent, String> {
         (id, _) if id.is_empty() => {
             InputId::Message { incarnation: moment(stream_create_time)?.as_millis(), sequence }
         }
-        // Whoever sends an event names no aggregate: it counts by the request.
+        // An event sent by a caller names no aggregate: its request id identifies it.
         (id, true) => InputId::Verb(id),
         (id, false) => InputId::Event(id),
     };

@@ -10,7 +10,7 @@ use crate::output::saga::lane;
 use crate::output::{self, PageSummary, json};
 
 pub(super) const MOVE_HELP: &str = "\
-Needs the admin's certificate, and a store that replicas share. Should that replica end, another one takes the lane.
+Needs the admin's certificate, and a store that replicas share. If that replica ends, another one takes the lane.
 
 Examples:
   mycora saga move-lane s:acme:order-fulfilment:0 --to saga-2 --tenant acme --as admin
@@ -35,7 +35,7 @@ pub struct SagaLanesArgs {
 pub struct SagaMoveLaneArgs {
     /// Name of the lane, as `saga lanes` gives it
     pub lane: String,
-    /// Name of the replica, as `saga server` gives it [default: the one that its place comes to]
+    /// Name of the replica, as `saga server` gives it [default: the one that its place assigns]
     #[arg(long = "to", value_name = "REPLICA", default_value = "", hide_default_value = true)]
     pub replica: String,
     /// Request id that makes the change repeatable.

@@ -16,7 +16,7 @@ use crate::output::saga::lane;
 use crate::output::{self, OutputFormat, json};
 
 pub(super) const AFTER_HELP: &str = "\
-Admins may. --verify runs journals again and compares, and changes nothing; the exit code is 1 when one differs. --from reads sources again from a position, so that events which were missed are found; those that were applied count once. Neither makes a call twice. With --output json each answer is a document on a line of its own.
+Needs the role admin. --verify runs journals again and compares them, and changes nothing; the exit code is 1 if one differs. --from reads sources again from a position, to find missed events; events already applied are not applied again. Neither makes a call twice. With --output json each answer is a document on a line of its own.
 
 Examples:
   mycora saga replay s:acme:order-fulfilment:0 --confirm s:acme:order-fulfilment:0 --verify
@@ -102,7 +102,7 @@ pub(super) async fn run(scope: &SagaCommandScope<'_>, args: SagaReplayArgs) -> R
     follow(scope, request).await
 }
 
-/// Tells how it goes on until it is done; gives the exit code.
+/// Shows the progress until the end; returns the exit code.
 async fn follow(scope: &SagaCommandScope<'_>, request: v1::ReplayLaneRequest) -> Result<u8, CliError> {
     let id = request.request_id.clone();
     let mut answers = scope.clients().replay_lane(request).await?;

@@ -16,9 +16,9 @@ Examples:
   mycora saga timeline order-fulfilment o-1 --journal > o-1.json
   mycora saga replay-verify o-1.json
 
-Every input of the journal is given to a new instance of the definition that the file holds, and every row is compared with what \
-follows: revision, time, fate, status, step, work and the hash over everything that happened until then. A difference means that \
-program, definition or store are not what they were.
+Every input of the journal is applied to a new instance of the definition in the file, and every row is compared with the \
+result: revision, time, fate, status, step, work and the hash over everything that happened until then. A difference means that \
+program, definition or store have changed.
 
 Exit codes: 0 the journal is the same; 1 a row differs, or the first rows are not kept any more; 2 the file is wrong.";
 

@@ -23,7 +23,7 @@ pub(super) struct SagaCommandScope<'a> {
 }
 
 impl<'a> SagaCommandScope<'a> {
-    /// Finds the tenant: as it was typed, as the profile says, else the number of the context where the server has tenants.
+    /// Finds the tenant: from the flag, from the profile, else the number of the context where the server has tenants.
     pub(super) async fn find(session: &'a CliSession, typed: Option<String>) -> Result<Self, CliError> {
         let in_profile = session.profile().tenant.clone();
         let tenant_id = match typed.or(in_profile) {
@@ -92,7 +92,7 @@ pub struct SagaInstanceFilter {
 /// Makes a change repeatable.
 #[derive(Debug, Clone, Args)]
 pub struct SagaRequestIdFlag {
-    /// Makes the call repeatable: for 24 hours the same id with the same arguments has one effect. Answers tell the id
+    /// Makes the call repeatable: for 24 hours the same id with the same arguments has one effect. Answers include the id
     #[arg(long, value_name = "UUID", value_parser = values::uuid)]
     pub request_id: Option<Uuid>,
 }

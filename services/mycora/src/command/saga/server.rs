@@ -14,14 +14,14 @@ use crate::output::saga::server;
 use crate::output::{self, OutputFormat, json};
 
 pub(super) const DRAIN_HELP: &str = "\
-Needs the admin's certificate. What is under way ends, or is given up at the deadline; the process ends then. With --tenant only the lanes of that tenant are given up, which other replicas take at once, and the service goes on.
+Needs the admin's certificate. Work in progress ends, or is given up at the deadline; then the process ends. With --tenant only the lanes of that tenant are given up, other replicas take them at once, and the service continues.
 
 Examples:
   mycora saga drain --deadline 60 --as admin
   mycora saga drain --tenant acme --as admin";
 
 pub(super) const RELOAD_HELP: &str = "\
-Needs the admin's certificate. All of it comes in force, or nothing does; other replicas follow within a second. Everything that is wrong is told as file:line:column: message, and the exit code is 2 then. With --dry-run nothing is changed either way. With --tenant only the part of that tenant is read.
+Needs the admin's certificate. Everything takes effect, or nothing does; other replicas follow within a second. Each problem is reported as file:line:column: message, and the exit code is then 2. With --dry-run nothing is changed either way. With --tenant only the part of that tenant is read.
 
 Examples:
   mycora saga reload --dry-run --as admin
@@ -47,7 +47,7 @@ pub struct SagaDrainArgs {
 }
 
 pub(super) const SERVER_HELP: &str = "\
-Needs the admin's certificate. With --nats-permissions no server is asked: the users that a NATS server needs are printed in the syntax of its configuration, the service's and one for the publishers of each tenant of --tenants, with the subjects that each may publish and subscribe to. Passwords are variables of the server's environment. Without --tenants it is for a service without tenants.
+Needs the admin's certificate. With --nats-permissions no server is called: the users that a NATS server needs are printed in the syntax of its configuration, the service's and one for the publishers of each tenant of --tenants, with the subjects that each may publish and subscribe to. Passwords are variables of the server's environment. Without --tenants it is for a service without tenants.
 
 Examples:
   mycora saga server --as admin
@@ -56,7 +56,7 @@ Examples:
 /// Arguments of `saga server`.
 #[derive(Debug, Args)]
 pub struct SagaServerArgs {
-    /// Print what a NATS server has to allow, and ask no server
+    /// Print the permissions that a NATS server has to grant, without calling a server
     #[arg(long)]
     pub nats_permissions: bool,
     /// File of tenants, as the service reads it
@@ -67,7 +67,7 @@ pub struct SagaServerArgs {
 /// Arguments of `saga reload`.
 #[derive(Debug, Args)]
 pub struct SagaReloadArgs {
-    /// Only tell what would change, and everything that is wrong
+    /// Only show what would change, and all problems
     #[arg(long)]
     pub dry_run: bool,
     /// Request id that makes the change repeatable.

@@ -10,14 +10,14 @@ use crate::output::saga::change::{self, SagaRequestRef};
 use crate::output::{self, json};
 
 pub(super) const START_HELP: &str = "\
-Executors may. The definition in force is started; its data are `event.data` there. An instance of the same correlation that runs, or has ended not long ago, is an error. With --watch the exit code is 0 when it completed, and 1 when it ended otherwise.
+Needs the role executor. Starts the definition in force; the data are its `event.data`. It is an error if an instance of the same correlation runs, or has ended recently. With --watch the exit code is 0 when it completed, and 1 when it ended otherwise.
 
 Examples:
   mycora saga start order-fulfilment order-7 --data '{\"order_id\": \"order-7\", \"email\": \"ann@example.com\", \"amount_cents\": 990}'
   mycora saga start order-fulfilment order-7 --data-file order-7.json --watch";
 
 pub(super) const SEND_HELP: &str = "\
-Executors may. The same happens as if an aggregate had sent it. An event that starts instances starts one where there is none.
+Needs the role executor. The event is treated as if an aggregate had sent it. An event that starts instances starts one if there is none.
 
 Example:
   mycora saga send order-fulfilment order-7 PaymentCaptured --data '{\"amount_cents\": 990}'";

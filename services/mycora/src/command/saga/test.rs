@@ -65,7 +65,7 @@ struct ScenarioFileReport {
 /// # Errors
 /// A file is wrong, or the report cannot be written.
 pub fn run(args: &SagaTestArgs, format: OutputFormat) -> Result<u8, CliError> {
-    // All files are read first: whoever wrote them is told everything that is wrong at once.
+    // All files are read first, to report all mistakes at once.
     let read: Vec<_> = args.files.iter().map(|file| (file, scenarios(file))).collect();
     let wrong: Vec<_> = read.iter().filter_map(|(_, read)| read.as_ref().err()).flatten().collect();
     if !wrong.is_empty() {
@@ -107,7 +107,7 @@ fn read(path: &Path) -> Result<String, String> {
     let refused = |error: std::io::Error| format!("`{}` cannot be read: {error}", path.display());
     let mut text = String::new();
     let most = u64::try_from(FILE_BYTES_MAX).unwrap_or(u64::MAX);
-    // One byte more tells a file that is too long.
+    // One byte more reveals a file that is too long.
     File::open(path)
         .and_then(|file| file.take(most.saturating_add(1)).read_to_string(&mut text))
         .map_err(refused)?;

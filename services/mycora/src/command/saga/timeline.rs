@@ -14,7 +14,7 @@ use crate::output::saga::timeline;
 use crate::output::{self, OutputFormat, PageSummary, json};
 
 pub(super) const AFTER_HELP: &str = "\
-Each row is an input and what followed. With --journal it is one document of all rows with their payloads and of the manifests that they ran on, which `mycora saga replay-verify` runs again: {saga, correlation_id, tenant_id, definition, entries}. Several definitions of an instance that was migrated stand in `definition` one after the other, as YAML has several documents.
+Each row is an input and its effects. With --journal it is one document of all rows with their payloads and of the manifests that they ran on, which `mycora saga replay-verify` runs again: {saga, correlation_id, tenant_id, definition, entries}. Several definitions of an instance that was migrated stand in `definition` one after the other, as YAML has several documents.
 
 Examples:
   mycora saga timeline order-fulfilment order-7
@@ -27,7 +27,7 @@ pub struct SagaTimelineArgs {
     /// Instance whose timeline is shown.
     #[command(flatten)]
     pub instance: SagaInstanceArg,
-    /// Tell events, results, data and the last state as well
+    /// Show events, results, data and the last state as well
     #[arg(long)]
     pub with_payloads: bool,
     /// All rows with their payloads, and the manifests that they ran on, as one document

@@ -16,9 +16,9 @@ use crate::output::{self, OutputFormat, json, labels};
 
 /// Shown below the options.
 pub(super) const AFTER_HELP: &str = "\
-Without --remote the files are checked together and by themselves: the effects that sagas order have to be those of providers in these files. Where no file has a provider, effects are not looked for. With --remote the server checks each file against what is in force for the tenant, providers of the operator among it; readers may.
+Without --remote the files are checked together, without a server: the effects that sagas order must have providers in these files. If no file has a provider, effects are not checked. With --remote the server checks each file against what is in force for the tenant, including the operator's providers; this needs the role reader.
 
-Each problem is told as file:line:column: message, and the exit code is 2 then. With --output json everything is one document, problems and definitions.
+Each problem is reported as file:line:column: message, and the exit code is then 2. With --output json problems and definitions are one document.
 
 Examples:
   mycora saga validate order-fulfilment.yaml
@@ -31,7 +31,7 @@ pub struct SagaValidateArgs {
     /// Manifests, YAML; `-` for standard input, a directory for all that end in .yaml or .yml there
     #[arg(value_name = "FILE", required = true)]
     pub files: Vec<String>,
-    /// Ask the server of the profile, which knows what is in force
+    /// Check on the profile's server, against what is in force there
     #[arg(long)]
     pub remote: bool,
 }
@@ -98,7 +98,7 @@ struct LocalValidation {
 }
 
 impl LocalValidation {
-    /// Says how many effects were not looked for; nothing when problems were found.
+    /// Notes how many effects were not checked; nothing when problems were found.
     fn left_out(&self) -> Option<String> {
         let effects = labels::count(self.effects, "effect was", "effects were");
         (self.effects > 0 && self.answer.problems.is_empty()).then(|| {
@@ -124,7 +124,7 @@ fn check(files: &[v1::ManifestFile]) -> LocalValidation {
     LocalValidation { answer, effects }
 }
 
-/// Tells what was found; the exit code is 2 where something is wrong.
+/// Prints what was found; the exit code is 2 when something is wrong.
 fn tell(format: OutputFormat, answer: &v1::ValidateSagaResponse) -> Result<u8, CliError> {
     let text = problems_text(&answer.problems);
     match (format, answer.problems.is_empty()) {
@@ -204,7 +204,7 @@ mod tests {
         assert_eq!(checked.answer.problems.len(), 2, "{told}");
         assert!(told.starts_with("providers.yaml:") && told.contains("not `many`"), "{told}");
         assert!(told.contains("\nsaga.yaml:") && told.contains("did you mean `payment-reserve`?"), "{told}");
-        // What nobody can read may have any effect.
+        // A file that cannot be read may have any effect.
         let checked = check(&[file("saga.yaml", &misspelled), file("providers.yaml", "kind: [")]);
         assert_eq!(checked.answer.problems.len(), 1, "{}", problems_text(&checked.answer.problems));
     }

@@ -11,32 +11,32 @@ use crate::output::saga::instance::quoted;
 use crate::output::{self, json};
 
 pub(super) const CANCEL_HELP: &str = "\
-Admins may. What was done is undone in reverse, as the definition says. While the pivot is under way its end is waited for, and it may succeed; after it there is no way back, but the instance can be killed.
+Needs the role admin. The steps that were done are undone in reverse order, as the definition says. A pivot in progress is awaited, and may succeed; after the pivot an instance cannot be cancelled, only killed.
 
 Examples:
   mycora saga cancel order-fulfilment order-7 --reason 'the customer called'
   mycora saga cancel order-fulfilment order-7 --reason test --dry-run";
 
 pub(super) const KILL_HELP: &str = "\
-Admins may. Nothing is undone, and open calls are cancelled. Also of an instance that is paused, parked or stuck.
+Needs the role admin. Nothing is undone, and open calls are cancelled. Works on paused, parked and stuck instances too.
 
 Example:
   mycora saga kill order-fulfilment order-7 --reason 'seen to by hand' --yes";
 
 pub(super) const SKIP_HELP: &str = "\
-Admins may. The result stands for that of every branch that has not succeeded. Where a compensation is left out it is of no account.
+Needs the role admin. The result replaces that of every branch that has not succeeded. It is ignored if a compensation is skipped.
 
 Example:
   mycora saga skip-step order-fulfilment order-7 --result '{\"label\": {\"code\": \"L-1\"}}'";
 
 pub(super) const COMPLETE_HELP: &str = "\
-Admins may.
+Needs the role admin.
 
 Example:
   mycora saga complete order-fulfilment order-7 --reason 'shipped by hand'";
 
 pub(super) const MIGRATE_HELP: &str = "\
-Admins may. The definition in force says from which version, and what becomes of steps and state (`migrate`). An instance that is several versions behind goes by way of those between, in one change. Also of an instance that is paused or parked, which it stays.
+Needs the role admin. The definition in force says from which version it migrates, and how steps and state are mapped (`migrate`). An instance several versions behind passes through those between, in one change. Works on paused and parked instances too, which stay so.
 
 Example:
   mycora saga migrate order-fulfilment order-7 --dry-run";
@@ -47,10 +47,10 @@ pub struct SagaVerbArgs {
     /// Instance to change.
     #[command(flatten)]
     pub instance: SagaInstanceArg,
-    /// Only tell what would follow
+    /// Only show what would follow
     #[arg(long)]
     pub dry_run: bool,
-    /// Only while the instance is still at this revision, as `saga show` tells it
+    /// Only if the instance is still at this revision, as `saga show` shows it
     #[arg(long, value_name = "REVISION", value_parser = clap::value_parser!(u64).range(1..))]
     pub expect_revision: Option<u64>,
     /// Request id that makes the change repeatable.
@@ -81,7 +81,7 @@ pub struct SagaKillArgs {
     /// Why, in at most 300 characters
     #[arg(long, value_name = "TEXT")]
     pub reason: String,
-    /// Really end it: nothing that it has done is undone
+    /// Confirm: nothing that it has done is undone
     #[arg(long)]
     pub yes: bool,
 }
@@ -108,7 +108,7 @@ pub struct SagaCompleteArgs {
     pub reason: String,
 }
 
-/// Asks for a change of an instance with what all of them have in common, and tells what followed.
+/// Requests a change of an instance with the arguments common to all of them, and shows what followed.
 macro_rules! asked {
     ($scope:expr, $verb:expr, $call:ident, $request:ident { $($field:ident: $value:expr),* }) => {{
         let (scope, SagaVerbArgs { instance, dry_run, expect_revision, repeat }) = ($scope, $verb);
@@ -160,7 +160,7 @@ pub(super) async fn kill(scope: &SagaCommandScope<'_>, args: SagaKillArgs) -> Re
     if !yes && !verb.dry_run {
         let SagaInstanceArg { saga, correlation } = &verb.instance;
         return Err(CliError::Invalid(format!(
-            "the instance {} of `{saga}` would end where it stands, with nothing undone; say so with --yes, or look with \
+            "the instance {} of `{saga}` would end where it stands, with nothing undone; confirm with --yes, or look with \
              --dry-run",
             quoted(correlation)
         )));

@@ -14,7 +14,7 @@ use crate::output::saga::instance;
 use crate::output::{self, OutputFormat};
 
 pub(super) const AFTER_HELP: &str = "\
-With a correlation it tells each change of that instance until it has ended: the exit code is 0 when it completed, and 1 when it ended otherwise. Else it tells each instance that has not ended, then each that changes, until it is interrupted. Changes that follow each other closely may come as one; `mycora saga timeline` has every one. With --output json each answer is a document on a line of its own; --from goes on after one of them.
+With a correlation it shows each change of that instance until it has ended: the exit code is 0 when it completed, and 1 when it ended otherwise. Without one it shows each instance that has not ended, then each that changes, until it is interrupted. Changes in quick succession may be merged; `mycora saga timeline` has every one. With --output json each answer is a document on a line of its own; --from continues after one of them.
 
 Examples:
   mycora saga watch order-fulfilment order-7
@@ -30,13 +30,13 @@ pub struct SagaWatchArgs {
     /// Begin with those that have ended as well
     #[arg(long, conflicts_with = "correlation")]
     pub ended: bool,
-    /// Begin with what changes, without telling what is there
+    /// Show changes only, not the instances that are there already
     #[arg(long, conflicts_with_all = ["correlation", "ended", "once", "position"])]
     pub changes: bool,
     /// Go on after the answer with this `resumePosition`
     #[arg(long = "from", value_name = "POSITION", default_value = "", hide_default_value = true)]
     pub position: String,
-    /// End when every instance was told as it is now
+    /// End once the present state of every instance was shown
     #[arg(long, conflicts_with = "position")]
     pub once: bool,
 }
@@ -100,7 +100,7 @@ fn interrupted(scope: &SagaCommandScope<'_>, instance: &SagaInstanceArg) -> CliE
         tenant => format!(" --tenant {tenant}"),
     };
     CliError::Interrupted(format!(
-        "the instance goes on; watch it again with `mycora saga watch {saga} {}{tenant}`",
+        "the instance continues; watch it again with `mycora saga watch {saga} {}{tenant}`",
         instance::quoted(correlation)
     ))
 }

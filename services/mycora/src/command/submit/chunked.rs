@@ -87,7 +87,7 @@ async fn fill_and_start(
     Ok(result?.flow.unwrap_or_default())
 }
 
-/// Removes a flow that cannot be completed, and says so beside the failure.
+/// Removes a flow that cannot be completed, and reports that beside the failure.
 async fn without_the_rest(session: &CliSession, flow: &v1::Flow, failure: CliError) -> CliError {
     let v1::Flow { id, context_id, .. } = *flow;
     let request = v1::CancelFlowRequest {

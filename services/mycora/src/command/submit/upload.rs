@@ -1,4 +1,4 @@
-//! Blobs, which have to be at the coordinator before what refers to them.
+//! Blobs, which must be at the coordinator before anything refers to them.
 
 use bytes::Bytes;
 use flow_file::FlowFile;
@@ -40,8 +40,8 @@ pub(in crate::command) async fn upload(
     Ok(())
 }
 
-/// Makes a call that refers to what a flow carries along. When something of it has gone meanwhile, since nobody had referred to
-/// it for too long, all of it is uploaded again, and the call is made once more.
+/// Makes a call that refers to the blobs of a flow. If a blob was removed meanwhile, since nothing had referred to it for too
+/// long, uploads all of them again and makes the call once more.
 pub(in crate::command) async fn with_uploads<T>(
     session: &CliSession,
     context: u32,

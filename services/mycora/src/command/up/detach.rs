@@ -18,12 +18,12 @@ use crate::up;
 /// Flag that is typed, and the one that the started process is given in its place.
 const DETACH: &str = "--detach";
 const DETACHED: &str = "--detached";
-/// Ends what is said on standard output once it serves.
+/// Marks the end of the text on standard output once it serves.
 const READY: u8 = 0;
 /// How much of its log is shown when it does not start.
 const TAIL_BYTES_MAX: u64 = 4096;
 
-/// Starts an all-in-one that outlives the terminal, and passes on what it says when it serves.
+/// Starts an all-in-one that outlives the terminal, and passes on its output once it serves.
 ///
 /// # Errors
 /// When one has the directory already, or it does not start: with the end of its log.
@@ -34,13 +34,13 @@ pub(super) async fn run(data_dir: &Path) -> Result<u8, CliError> {
     let begin = std::fs::metadata(&path).map_err(cannot)?.len();
     let mut child = spawn(&log).map_err(cannot)?;
     let mut stdout = BufReader::new(child.stdout.take().ok_or_else(|| cannot(broken_pipe()))?);
-    let mut said = Vec::new();
+    let mut printed = Vec::new();
     tokio::select! {
-        read = stdout.read_until(READY, &mut said) => read.map_err(cannot)?,
+        read = stdout.read_until(READY, &mut printed) => read.map_err(cannot)?,
         _ = &mut interrupted => return Err(end(child).await),
     };
-    if said.pop() == Some(READY) {
-        return output::print_bytes(&said).map(|()| 0);
+    if printed.pop() == Some(READY) {
+        return output::print_bytes(&printed).map(|()| 0);
     }
     let status = child.wait().await.map_err(cannot)?;
     Err(not_started(status, &path, begin))
@@ -61,7 +61,7 @@ pub(super) fn become_independent(
     telemetry::init_to_file("mycora", flags, log).map_err(|error| CliError::Invalid(error_chain(&error)))
 }
 
-/// Says that everything was said.
+/// Writes the end mark.
 pub(super) fn ready() {
     // Who waited for it may be gone; then it runs all the same.
     let _ = output::print_bytes(&[READY]);
@@ -89,7 +89,7 @@ async fn end(mut child: Child) -> CliError {
     CliError::Interrupted("interrupted; nothing was started".to_owned())
 }
 
-/// Builds the error for a process that did not start, with what its log says since `begin`.
+/// Builds the error for a process that did not start, with its log since `begin`.
 fn not_started(status: ExitStatus, log: &Path, begin: u64) -> CliError {
     let tail = tail(log, begin).unwrap_or_default();
     let text = format!("mycora did not start; {} says:\n{}", log.display(), tail.trim_end());
@@ -108,7 +108,7 @@ fn tail(log: &Path, begin: u64) -> std::io::Result<String> {
     let mut bytes = Vec::new();
     file.take(TAIL_BYTES_MAX).read_to_end(&mut bytes)?;
     let text = String::from_utf8_lossy(&bytes).into_owned();
-    // A line that is cut in front tells nothing.
+    // Drop a first line whose beginning is cut off.
     Ok(if from > begin {
         text.split_once('\n').map_or(String::new(), |(_, rest)| rest.to_owned())
     } else {

@@ -41,7 +41,7 @@ pub struct SagaFlags {
     /// Use this NATS server with JetStream instead of a private one. The stream AGGREGATE_EVENTS has to be there
     #[arg(long, env = "MYCORA_NATS_URL", value_name = "URL")]
     pub nats_url: Option<String>,
-    /// How that server is entered
+    /// How to authenticate to that server
     #[command(flatten)]
     pub nats_login: NatsLogin,
     /// Flags that say how much of the work of sagas is shown

@@ -1,5 +1,5 @@
-//! A stand-in for whoever keeps aggregates: it keeps orders in memory, takes commands for them by gRPC over mTLS, and tells what
-//! became of them as events. It is no store of events: nothing of it lasts.
+//! A stand-in for an aggregate service: it keeps orders in memory, takes commands for them by gRPC over mTLS, and publishes the
+//! outcomes as events. It is no event store: nothing is persistent.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -48,7 +48,7 @@ pub(super) struct FakeAggregateGateway {
 }
 
 impl FakeAggregateGateway {
-    /// A stand-in without orders, which tells its events there.
+    /// A stand-in without orders, which publishes its events there.
     pub(super) fn new(broker: Arc<dyn MessageBroker>) -> Self {
         Self { broker, kept: Mutex::default() }
     }
@@ -56,7 +56,7 @@ impl FakeAggregateGateway {
     /// Takes an order.
     ///
     /// # Errors
-    /// When nobody can be told.
+    /// When the event cannot be published.
     pub(super) async fn place(&self, order: &DemoOrder) -> Result<(), CliError> {
         self.kept().orders.insert(order.id.clone(), DemoOrderState::Placed);
         let data = json!({ "order_id": order.id, "email": order.email, "amount_cents": order.amount_cents });
@@ -65,10 +65,10 @@ impl FakeAggregateGateway {
             .map_err(|error| failed("an event", &error))
     }
 
-    /// Tells that a customer has paid.
+    /// Publishes that a customer has paid.
     ///
     /// # Errors
-    /// When nobody can be told.
+    /// When the event cannot be published.
     pub(super) async fn capture(&self, order: &DemoOrder) -> Result<(), CliError> {
         let data = json!({ "order_id": order.id, "amount_cents": order.amount_cents });
         let told = self.publish("Payment", "PaymentCaptured", &order.id, data).await;
@@ -110,7 +110,7 @@ impl FakeAggregateGateway {
         self.broker.publish(outgoing).await?.await.map(drop)
     }
 
-    /// Does what a command says, unless it was done before; gives the event of it.
+    /// Executes a command, unless it was executed before; returns its event.
     fn take(&self, command: &v1::SubmitCommandRequest) -> Result<Option<(&'static str, Value)>, Status> {
         let payload: Value = serde_json::from_str(&command.payload_json)
             .map_err(|_| Status::invalid_argument("the payload is no JSON"))?;

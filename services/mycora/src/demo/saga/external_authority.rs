@@ -32,7 +32,7 @@ impl ExternalAuthority {
         let cannot = |error: identity::PkiError| failed("the authority of the stand-ins", &error);
         let now = SystemTime::now();
         let pki = Pki::init(dir, &TrustDomain::default(), now).map_err(cannot)?;
-        // Which service it says does not matter to those who ask for a host.
+        // The service name does not matter: clients verify the host name.
         let issued =
             pki.sign(Identity::Service(ServiceName::Mycora), &IssueOptions::from(now)).map_err(cannot)?;
         let unusable = |error: &dyn std::fmt::Display| CliError::Failed(format!("a certificate: {error}"));

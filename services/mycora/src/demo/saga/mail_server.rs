@@ -57,7 +57,7 @@ pub(super) async fn serve(
         let mut sessions = JoinSet::new();
         while let Ok((stream, _)) = listener.accept().await {
             let (post, tls) = (Arc::clone(&post), tls.clone());
-            // One that breaks off is the business of whoever sends.
+            // A broken session is for the sender to handle.
             sessions.spawn(async move {
                 let _ = greet(stream, &tls, &post).await;
             });
@@ -66,7 +66,7 @@ pub(super) async fn serve(
     Ok(port)
 }
 
-/// Speaks in the clear until the other side asks for TLS. Nothing is taken before.
+/// Speaks in the clear until the client starts TLS. No mail is accepted before.
 async fn greet(stream: TcpStream, tls: &TlsAcceptor, post: &FakeMailServer) -> Option<()> {
     let mut dialog = FakeSmtpDialog(BufReader::new(stream));
     dialog.say("220 a stand-in for a mail server").await?;

@@ -1,7 +1,7 @@
-//! A stand-in for whoever takes payments: a server of HTTP over TLS that reserves amounts and releases them.
+//! A stand-in for a payment provider: an HTTPS server that reserves amounts and releases them.
 //!
-//! A reservation counts once for its `Idempotency-Key`, however often it is asked for. What is too much is declined, and of one
-//! reservation the answer is lost on the way: the work is done, and the connection closed.
+//! A reservation counts once for its `Idempotency-Key`, however often it is requested. An amount that is too large is declined, and
+//! the answer to one reservation is lost on the way: the work is done, and the connection closed.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -145,7 +145,7 @@ impl FakePaymentServer {
             .by_key
             .insert(key.to_owned(), PaymentReservation { reference: reference.to_owned(), id: id.clone() });
         drop(ledger);
-        // Whoever waits for it goes with the demonstration.
+        // The receiver may be gone: it ends with the demonstration.
         let _ = self.reserves.send(reference.to_owned());
         if is_lost { Err(LostResponse) } else { Ok(reply(StatusCode::CREATED, &json!({ "id": id }))) }
     }
@@ -191,7 +191,7 @@ pub(super) async fn serve(
             connections.spawn(async move {
                 let Ok(stream) = tls.accept(stream).await else { return };
                 let answers = service_fn(|request| payments.answer(request));
-                // One that breaks off is the business of whoever called.
+                // A broken connection is for the caller to handle.
                 let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), answers).await;
             });
         }

@@ -9,7 +9,7 @@ use super::{below, fate, instance, or_dash, purpose, told, work};
 pub struct SagaRequestRef<'a> {
     /// Id of the request.
     pub request_id: &'a str,
-    /// True for a dry run, which only asks what would follow.
+    /// True for a dry run, which only shows what would follow.
     pub dry_run: bool,
 }
 

@@ -1,6 +1,6 @@
 //! Drawings of sagas: as text, for Graphviz, for Mermaid.
 //!
-//! Names are of `[A-Za-z0-9-]`; types of events and conditions are whatever a manifest says.
+//! Names are of `[A-Za-z0-9-]`; types of events and conditions are arbitrary text of the manifest.
 
 use std::fmt::Write as _;
 

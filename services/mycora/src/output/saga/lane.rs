@@ -1,4 +1,4 @@
-//! Lanes, and what their replays tell.
+//! Lanes, and the reports of their replays.
 
 use proto::v1;
 
@@ -56,7 +56,7 @@ pub fn progress(progress: &v1::SagaReplayProgress) -> String {
     format!("{} compared so far", instances(progress.compared_count))
 }
 
-/// A journal that does not give what it says.
+/// A journal whose replay differs from its rows.
 #[must_use]
 pub fn difference(difference: &v1::SagaReplayDifference) -> String {
     let v1::SagaReplayDifference { correlation_id, revision, detail } = difference;

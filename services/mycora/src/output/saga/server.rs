@@ -74,7 +74,7 @@ fn change(change: &v1::SagaReloadChange) -> String {
 pub fn whole(answer: &v1::GetSagaServerResponse) -> String {
     let store = answer.store.clone().unwrap_or_default();
     let broker = answer.broker.clone().unwrap_or_default();
-    // A store does not always say its version.
+    // A store does not always report its version.
     let kind = format!("{} {}", store.kind, store.version);
     let shared = if store.shared { "shared" } else { "of this process" };
     let connected = if broker.connected { "connected" } else { "not connected" };

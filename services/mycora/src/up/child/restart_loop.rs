@@ -117,7 +117,7 @@ struct ChildRestartLoop<S> {
     server: S,
     notice: UpReporter,
     stop: CancellationToken,
-    /// Told when it gives up.
+    /// Receives the failure when it gives up.
     lose: watch::Sender<Option<ChildRestartFailure>>,
 }
 

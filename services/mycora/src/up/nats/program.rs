@@ -8,7 +8,7 @@ use broker::BrokerVersion;
 use crate::up::UpError;
 
 const NAME: &str = "nats-server";
-/// Where Debian has it, which is not in everybody's `PATH`.
+/// Path on Debian, which is not in every user's `PATH`.
 const OF_DEBIAN: &str = "/usr/sbin/nats-server";
 /// From here on it can bring every message to the disk before it acknowledges.
 const SYNCS_ALWAYS: BrokerVersion = BrokerVersion { major: 2, minor: 10, patch: 0 };
@@ -59,10 +59,10 @@ impl NatsProgram {
     }
 }
 
-/// The version that a program says it has, if sagas run with it.
+/// The version that a program reports, if sagas run with it.
 fn accepted(said: &str) -> Result<BrokerVersion, String> {
     let version = said.trim().strip_prefix("nats-server: ").and_then(BrokerVersion::parse);
-    let version = version.ok_or_else(|| "it does not say its version".to_owned())?;
+    let version = version.ok_or_else(|| "it does not report its version".to_owned())?;
     if version < BrokerVersion::OLDEST {
         return Err(format!("it is {version}, and {} or newer is needed", BrokerVersion::OLDEST));
     }
@@ -89,7 +89,7 @@ mod tests {
         assert!(!syncs_always("nats-server: v2.9.10\n"));
         assert!(syncs_always("nats-server: v2.12.0-RC.1\n"));
         for (said, why) in
-            [("nats-server: v2.8.4", "it is 2.8.4, and 2.9.10"), ("hello", "does not say its version")]
+            [("nats-server: v2.8.4", "it is 2.8.4, and 2.9.10"), ("hello", "does not report its version")]
         {
             let refused = accepted(said).expect_err(said);
             assert!(refused.contains(why), "{refused}");

@@ -73,7 +73,7 @@ impl Suite {
     }
 
     /// Waits until the registry sees what runs here, before the scheduler takes over its view: the first job would find no runner
-    /// otherwise. Whoever runs elsewhere is not waited for.
+    /// otherwise. Runners elsewhere are not waited for.
     pub(super) async fn runner_seen(&self, actor: Channel, parts: &SuiteParts<'_>) -> Result<(), UpError> {
         let Some(runner) = &self.runner else { return Ok(()) };
         let here = Address::MyceliumKey(node_key(parts.dir, SUPERVISOR_NODE)?.to_string());

@@ -85,7 +85,7 @@ impl Suite {
                 // The other services are as ready as before.
                 app.readiness().withdraw();
                 drained_alone
-                    .begin("it was drained: its lanes are taken again when `mycora up` is started anew");
+                    .begin("it was drained: it takes its lanes again after a restart of `mycora up`");
                 lanes.cancel();
                 std::future::pending().await
             };

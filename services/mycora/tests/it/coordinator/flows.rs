@@ -1,4 +1,4 @@
-//! Flows: 5 is as the script says, 6 does not exist, the others are for single commands.
+//! Flows: 5 follows the script, 6 does not exist, the others are for single commands.
 
 use proto::v1;
 use proto::v1::flow_service_server::FlowService;

@@ -1,5 +1,5 @@
 //! Messages: those to actor 9 do not arrive, the second look at any other finds it arrived. Three wait in the inbox of
-//! context 1; whoever follows hears of the third when the first stream broke.
+//! context 1; a follower receives the third after the first stream broke.
 
 use proto::v1;
 use proto::v1::message_service_server::MessageService;

@@ -1,4 +1,4 @@
-//! A gateway that finds nobody but `grpc://there:1`, and runners.
+//! A gateway that reaches only `grpc://there:1`, and runners.
 
 use proto::v1;
 use proto::v1::gateway_service_server::GatewayService;

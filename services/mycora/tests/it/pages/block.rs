@@ -1,4 +1,4 @@
-//! The blocks of a page, and whether something is what one says that was printed.
+//! The blocks of a page, and the comparison of a block with what was printed.
 
 /// Placeholder for lines that are left out.
 const ELLIPSIS: &str = "…";

@@ -1,4 +1,4 @@
-//! Calls to scheduler and storage, each by a token that the actor's key signs. The only place of providers that makes gRPC requests.
+//! Client of scheduler and storage, which signs a token with the actor's key for each call. No other provider code makes gRPC requests.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,9 +25,9 @@ use workflow::provider::SecretName;
 use super::end::{EffectFlow, FAILED_NODES_MAX, FailedNode};
 use crate::secrets::Secrets;
 
-/// One answer.
+/// Time limit for one answer.
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
-/// Silence of a watch after which it counts as broken; the scheduler shows signs of life more often.
+/// Silence of a watch after which it counts as broken; the scheduler sends heartbeats more often.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 /// Flows and nodes of one page.
 const PAGE_SIZE: u32 = 1000;
@@ -35,7 +35,7 @@ const PAGE_SIZE: u32 = 1000;
 /// Why a call to the suite gave no answer.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum EffectFlowError {
-    /// There is no token to show, and nothing was sent.
+    /// No token could be signed, and nothing was sent.
     #[error("the key of actor {actor} cannot be used: {why}")]
     Unsigned { actor: ActorId, why: String },
     /// Request was refused for now, and changed nothing.
@@ -89,7 +89,7 @@ pub(super) struct EffectFlowScope {
     pub(super) context: ContextId,
 }
 
-/// A flow that is to be submitted.
+/// A flow to submit.
 pub(super) struct EffectFlowSubmission<'a> {
     pub(super) command: CommandId,
     pub(super) name: String,
@@ -101,20 +101,20 @@ pub(super) struct EffectFlowSubmission<'a> {
 /// Event of a watch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum EffectFlowEvent {
-    /// Where a flow stands.
+    /// State of a flow.
     Flow { id: FlowId, name: String, is_end: bool },
     /// A flow was deleted.
     Removed(FlowId),
     /// The snapshot is whole.
     SnapshotEnd,
-    /// A sign of life.
+    /// A heartbeat of the watch.
     Life,
 }
 
 /// A watch of the flows of a context.
 pub(super) struct EffectFlowStream(Streaming<v1::WatchFlowsResponse>);
 
-/// A way to scheduler and storage, as one actor. Cheap to clone.
+/// Client of scheduler and storage, as one actor. Cheap to clone.
 #[derive(Clone)]
 pub(super) struct FlowClient {
     flows: FlowServiceClient<Channel>,
@@ -136,7 +136,7 @@ impl FlowClient {
         Self { flows, jobs, actor, signing_key, trust_domain, secrets }
     }
 
-    /// Signs a token that nobody has seen.
+    /// Signs a new token.
     fn token(&self, tenant: &TenantId) -> Result<MetadataValue<Ascii>, EffectFlowError> {
         let unsigned = |why| EffectFlowError::Unsigned { actor: self.actor, why };
         let secret = self.secrets.read(tenant, &self.signing_key);
@@ -162,7 +162,7 @@ impl FlowClient {
         Ok(request)
     }
 
-    /// Submits a flow. Repeated within 24 hours it gives the flow that was made the first time.
+    /// Submits a flow. A repeat within 24 hours gets the flow of the first submission.
     pub(super) async fn submit(
         &self,
         place: &EffectFlowScope,
@@ -199,7 +199,7 @@ impl FlowClient {
         read(answer.flow)
     }
 
-    /// Uploads what a flow carries along.
+    /// Uploads the files of a flow.
     async fn upload(&self, place: &EffectFlowScope, file: &FlowFile) -> Result<(), EffectFlowError> {
         for upload in &file.uploads {
             let bytes = upload.bytes(&file.files);
@@ -212,7 +212,7 @@ impl FlowClient {
         Ok(())
     }
 
-    /// Reads a flow; nothing where there is none of that number.
+    /// Reads a flow; `None` where there is none of that number.
     pub(super) async fn flow(
         &self,
         place: &EffectFlowScope,
@@ -252,7 +252,7 @@ impl FlowClient {
         }
     }
 
-    /// Lists the nodes because of which a flow failed: those that were cancelled where none failed.
+    /// Lists the nodes that made a flow fail: the failed ones, or the cancelled ones where none failed.
     pub(super) async fn failed_nodes(
         &self,
         place: &EffectFlowScope,
@@ -284,7 +284,7 @@ impl FlowClient {
         Ok(Vec::new())
     }
 
-    /// Has a flow cancelled. One that has ended, or is gone, is not changed.
+    /// Cancels a flow. One that has ended, or is gone, is not changed.
     pub(super) async fn cancel(&self, place: &EffectFlowScope, flow: FlowId) -> Result<(), EffectFlowError> {
         let message = v1::CancelFlowRequest {
             context_id: place.context.0,
@@ -297,7 +297,7 @@ impl FlowClient {
         }
     }
 
-    /// Watches the actor's flows whose names begin so: from a position on, or with a snapshot of those that have not ended.
+    /// Watches the actor's flows with this name prefix: from a position on, or with a snapshot of those that have not ended.
     pub(super) async fn watch(
         &self,
         place: &EffectFlowScope,
@@ -311,7 +311,7 @@ impl FlowClient {
             snapshot: v1::FlowSnapshot::Open.into(),
             resume_position: position.to_owned(),
         };
-        // Its time would count for the stream as a whole.
+        // Without a timeout, which would limit the stream as a whole.
         let request = self.signed(&place.tenant, message)?;
         let mut flows = self.flows.clone();
         let answers = tokio::time::timeout(CALL_TIMEOUT, flows.watch_flows(request)).await;
@@ -321,7 +321,7 @@ impl FlowClient {
 }
 
 impl EffectFlowStream {
-    /// The next answer, and the position behind it; an empty one within a snapshot.
+    /// Reads the next answer, and the position behind it; the position is empty within a snapshot.
     pub(super) async fn next(&mut self) -> Result<(EffectFlowEvent, String), EffectFlowError> {
         let answer = tokio::time::timeout(SILENCE_MAX, self.0.message()).await;
         let answer =
@@ -329,7 +329,7 @@ impl EffectFlowStream {
         let Some(v1::WatchFlowsResponse { event, resume_position }) = answer? else {
             return Err(EffectFlowError::Away("the watch ended".to_owned()));
         };
-        let told = match event {
+        let event = match event {
             Some(Event::Flow(flow)) => {
                 let status = enums::flow_status_from_wire(flow.status);
                 let is_end = status.is_some_and(|status| status.is_end());
@@ -339,11 +339,11 @@ impl EffectFlowStream {
             Some(Event::SnapshotEnd(_)) => EffectFlowEvent::SnapshotEnd,
             Some(Event::Heartbeat(_)) | None => EffectFlowEvent::Life,
         };
-        Ok((told, resume_position))
+        Ok((event, resume_position))
     }
 }
 
-/// Reads a flow as far as calls are concerned.
+/// Reads the parts of a flow that calls need.
 fn read(flow: Option<v1::Flow>) -> Result<EffectFlow, EffectFlowError> {
     let nothing = || EffectFlowError::Away("the answer has no flow that can be read".to_owned());
     let flow = flow.ok_or_else(nothing)?;

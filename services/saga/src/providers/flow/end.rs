@@ -7,14 +7,14 @@ use workflow::Json;
 use workflow::input::INPUT_BYTES_MAX;
 use workflow::ledger::ProviderAnswer;
 
-/// Failed nodes that a saga is told of.
+/// Failed nodes that an answer has.
 pub(super) const FAILED_NODES_MAX: usize = 32;
 /// Text of a reason, in characters.
 const DETAIL_CHARS_MAX: usize = 1024;
-/// A result, in bytes of JSON: what is left of a message beside its envelope.
+/// A result, in bytes of JSON: the room of a message beside its envelope.
 const RESULT_BYTES_MAX: usize = INPUT_BYTES_MAX - 64 * 1024;
 
-/// A flow as far as calls are concerned.
+/// The parts of a flow that calls need.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct EffectFlow {
     pub(super) id: FlowId,
@@ -30,14 +30,14 @@ pub(super) struct EffectFlow {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct FailedNode {
     pub(super) name: String,
-    /// For programs; empty where there is none.
+    /// Code for programs; empty where there is none.
     pub(super) reason: String,
-    /// For people.
+    /// Text for people.
     pub(super) detail: String,
     pub(super) exit_code: Option<i32>,
 }
 
-/// Turns a flow that has ended into the answer to its call; `failed` are the nodes because of which it failed. Nothing while it runs.
+/// Turns a flow that has ended into the answer to its call; `failed` are the nodes that made it fail. `None` while it runs.
 pub(super) fn answer(flow: &EffectFlow, failed: &[FailedNode]) -> Option<ProviderAnswer> {
     match flow.status {
         FlowStatus::Created | FlowStatus::Started => None,
@@ -57,7 +57,7 @@ fn success(flow: &EffectFlow) -> ProviderAnswer {
     }
     let result = Json::Map(nodes.into_iter().map(|(node, values)| (node, Json::Map(values))).collect());
     if flow.is_cut || result.to_string().len() > RESULT_BYTES_MAX {
-        let why = format!("the flow {} finished, and its result is more than a saga can be told", flow.id);
+        let why = format!("the flow {} finished, but its result is too large for a saga", flow.id);
         return ProviderAnswer::Unknown { why };
     }
     ProviderAnswer::Succeeded(result)

@@ -39,7 +39,7 @@ impl FlowFiles {
         if refused.is_empty() { Ok(Self(files)) } else { Err(BadFlowFiles(refused)) }
     }
 
-    /// Returns whether the same flows were read, with the same files to carry along.
+    /// Returns whether the same flows were read, with the same uploaded files.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
         let is_same = |(effect, file): (&EffectName, &Arc<FlowFile>)| {
@@ -56,7 +56,7 @@ impl FlowFiles {
 
 fn read(flow: &FlowCall, directory: &Path) -> Result<FlowFile, Problems> {
     let path = directory.join(&flow.file).display().to_string();
-    // The names are known now, and the values are texts whatever they will be.
+    // Only the names of variables are known now; all values will be texts.
     let env: Vec<_> = flow.env.keys().map(|name| (name.clone(), String::new())).collect();
     let file = FlowFile::parse(FlowFileSource::open(&path)?, &env)?;
     if file.context.is_some() {
@@ -77,7 +77,7 @@ fn read(flow: &FlowCall, directory: &Path) -> Result<FlowFile, Problems> {
     Ok(file)
 }
 
-/// Fills in the variables of a flow for a call. One without a value is left out, so that the flow's own stands.
+/// Fills in the variables of a flow for a call. A variable without a value is left out, so that the flow's own value remains.
 pub(super) fn variables(
     call: &ProviderCall,
     flow: &FlowCall,
@@ -89,7 +89,7 @@ pub(super) fn variables(
         let text = match template.value(&scope)? {
             Json::Null => continue,
             Json::Text(text) => text,
-            // Numbers and truths as they are written, lists and objects as JSON.
+            // Numbers and booleans as written, lists and objects as JSON.
             other => other.to_string(),
         };
         variables.insert(name.clone(), text);

@@ -111,7 +111,7 @@ fn request_ids_are_relied_on_for_less_than_they_are_kept() {
     let at = |secs: u64| command.time() + Duration::from_secs(secs);
     assert!(is_remembered(command, command.time()) && is_remembered(command, at(23 * 3600 - 1)));
     assert!(!is_remembered(command, at(23 * 3600)));
-    // The clocks disagree by more than anybody allows for: its age is not known.
+    // The clocks disagree by more than the allowed skew: the age of the command is unknown.
     let before = Timestamp::from_millis(command.time().as_millis() - 3_600_000);
     assert!(!is_remembered(command, before));
 }
@@ -133,7 +133,7 @@ fn provider(address: &str, secrets: &Path, context: Option<u32>) -> FlowProvider
     FlowProvider::new(transport, files, around)
 }
 
-/// Why a call passes that was not sent.
+/// Makes a call that is not sent; returns the reason.
 async fn unsent(provider: &FlowProvider, call: &ProviderCall) -> String {
     let answer = provider.call(call).await;
     let ProviderAnswer::Passing { why, .. } = answer else { panic!("{answer:?}") };
@@ -145,7 +145,7 @@ async fn unsent(provider: &FlowProvider, call: &ProviderCall) -> String {
 async fn what_cannot_be_submitted_now_was_not_sent() {
     let call = call(Json::object([]));
     let dir = tempfile::tempdir().expect("a directory");
-    // Nobody listens at port 1.
+    // No server listens at port 1.
     let away = "http://127.0.0.1:1";
     let none = unsent(&provider(away, dir.path(), None), &call).await;
     assert_eq!(none, "the tenant `acme` has no context");

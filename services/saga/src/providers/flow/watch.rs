@@ -1,7 +1,7 @@
 //! Ends of flows that calls wait for: one watch for each context, and a look at each flow that may have ended.
 //!
-//! A call is noted before its flow is submitted, so no end comes before it. A watch that lost its place begins with the flows that
-//! run; every other flow that a call waits for is looked at. An end is read from the flow itself, since the watch tells no results.
+//! A call is noted before its flow is submitted, so no end is missed. A watch that lost its position begins with a snapshot of running
+//! flows; every other flow that a call waits for is read. The answer comes from the flow itself, since the watch has no results.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,20 +19,20 @@ use super::end::{self, EffectFlow};
 use crate::effects::CallMessage;
 use crate::providers::ProviderCall;
 
-/// How names of flows begin that run for calls; the command's id follows.
+/// Name prefix of flows that run for calls; the command's id follows.
 const PREFIX: &str = "saga-";
-/// Calls of one tenant that wait for their flows.
+/// Calls of one tenant that may wait for their flows.
 pub(crate) const WAITING_MAX: usize = 10_000;
-/// Flows that are looked at together.
+/// Flows that are read at a time.
 const LOOKS_MAX: usize = 16;
-/// Pauses before the suite is asked again.
+/// Longest pauses before the suite is asked again.
 const PAUSE_AWAY_MAX: Duration = rpc::RECONNECT_MAX;
 const PAUSE_REFUSED_MAX: Duration = Duration::from_secs(10);
-/// Pauses before a call is told its end again that did not take it.
+/// Pauses before an end is delivered again to a call that did not take it.
 const TELL_AGAIN: [Duration; 3] =
     [Duration::from_millis(10), Duration::from_millis(200), Duration::from_secs(2)];
 
-/// Signs of life of all flows are told so far apart, at least.
+/// Least time between heartbeats to all calls.
 const BEAT_EACH: Duration = Duration::from_secs(5);
 
 /// The name of the flow that runs for a command.
@@ -44,7 +44,7 @@ fn command_of(name: &str) -> Option<CommandId> {
     name.strip_prefix(PREFIX)?.parse().ok()
 }
 
-/// The answer of a flow to its call; nothing while it runs.
+/// The answer of a flow to its call; `None` while it runs.
 pub(super) async fn answer_of(
     client: &FlowClient,
     place: &EffectFlowScope,
@@ -79,13 +79,13 @@ impl FlowCallBackoff {
 /// A call that waits for its flow.
 struct WaitingCall {
     tenant: TenantId,
-    /// Nothing while it is being submitted.
+    /// `None` while the flow is being submitted.
     flow: Option<FlowId>,
-    /// True if the call wants to hear that its flow lives.
+    /// True if the call expects heartbeats.
     has_heartbeat: bool,
-    /// Tells it from an earlier note of the same call.
+    /// Distinguishes this note from an earlier one of the same call.
     number: u64,
-    /// How often there was a reason to look at the flow.
+    /// Number of reasons to read the flow so far.
     reasons: u64,
     is_looked_at: bool,
 }
@@ -93,7 +93,7 @@ struct WaitingCall {
 #[derive(Default)]
 struct WaitingCalls {
     waiting: HashMap<CommandId, WaitingCall>,
-    /// Tenants of the context, in whose names it is watched in turn.
+    /// Tenants of the context, which take turns in watching it.
     tenants: Vec<TenantId>,
     turn: usize,
     noted: u64,
@@ -123,14 +123,14 @@ struct ContextWatchShared {
     stop: CancellationToken,
 }
 
-/// Watch of the flows of one context. Ends when it is dropped.
+/// Watch of the flows of one context, which ends on drop.
 pub(super) struct ContextWatch {
     shared: Arc<ContextWatchShared>,
     standing: watch::Receiver<ContextWatchState>,
     _stop: DropGuard,
 }
 
-/// A call whose flow is being submitted. Forgotten when it is dropped, unless its flow is waited for.
+/// A call whose flow is being submitted. Its note is removed on drop, unless the call waits for the flow.
 pub(super) struct FlowSubmissionGuard {
     shared: Arc<ContextWatchShared>,
     command: CommandId,
@@ -147,7 +147,7 @@ impl Drop for FlowSubmissionGuard {
 }
 
 impl FlowSubmissionGuard {
-    /// Has the end of this flow told.
+    /// Keeps the note, so that the end of this flow is reported.
     pub(super) fn wait_for(mut self, flow: FlowId) {
         self.is_kept = true;
         if let Some(waiting) = self.shared.calls().of(self.command, self.number) {
@@ -177,7 +177,7 @@ impl ContextWatch {
     /// Waits until the watch stands.
     ///
     /// # Errors
-    /// Why it does not.
+    /// Reason why it does not.
     pub(super) async fn stands(&self) -> Result<(), String> {
         let mut standing = self.standing.clone();
         let settled = standing.wait_for(|standing| !matches!(standing, ContextWatchState::Opening)).await;
@@ -191,7 +191,7 @@ impl ContextWatch {
     /// Notes a call whose flow is about to be submitted.
     ///
     /// # Errors
-    /// Its tenant waits for too many already.
+    /// The tenant waits for too many flows already.
     pub(super) fn note(&self, call: &ProviderCall) -> Result<FlowSubmissionGuard, String> {
         let (tenant, command) = (&call.tenant, call.command);
         let mut calls = self.shared.calls();
@@ -202,13 +202,13 @@ impl ContextWatch {
         Ok(FlowSubmissionGuard { shared: Arc::clone(&self.shared), command, number, is_kept: false })
     }
 
-    /// Notes a call whose flow was submitted before, and looks whether it has ended.
+    /// Notes a call whose flow was submitted before, and checks whether the flow has ended.
     pub(super) fn adopt(&self, call: &ProviderCall, flow: Option<FlowId>) {
         ContextWatchShared::add(&mut self.shared.calls(), call, flow);
         self.shared.look(call.command);
     }
 
-    /// Has a flow cancelled, however long that takes. Its end is told like any other.
+    /// Cancels a flow, however long that takes. Its end is reported like any other.
     pub(super) fn cancel(&self, place: EffectFlowScope, command: CommandId, flow: FlowId) {
         self.shared.spawn(Arc::clone(&self.shared).cancel(place, command, flow));
     }
@@ -219,7 +219,7 @@ impl ContextWatchShared {
         self.calls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs something until it ends, or until the watch is dropped.
+    /// Runs a task until it ends, or until the watch is dropped.
     fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         let stop = self.stop.clone();
         tokio::spawn(async move { stop.run_until_cancelled(task).await });
@@ -244,7 +244,7 @@ impl ContextWatchShared {
         }
     }
 
-    /// The tenant in whose name the context is watched next: the key of one may be of no use.
+    /// Scope for the next try to watch: tenants take turns, since the key of one may be unusable.
     fn place(&self) -> EffectFlowScope {
         let mut calls = self.calls();
         calls.turn = (calls.turn + 1) % calls.tenants.len();
@@ -259,7 +259,7 @@ impl ContextWatchShared {
             let stood = matches!(*standing.borrow(), ContextWatchState::Stands);
             tracing::info!(context = %self.context, stood, "the watch of flows broke off: {trouble}");
             if stood {
-                // Another one may stand at once.
+                // The next watch may stand at once.
                 standing.send_replace(ContextWatchState::Opening);
             } else {
                 standing.send_replace(ContextWatchState::Broken(trouble.to_string()));
@@ -285,14 +285,14 @@ impl ContextWatchShared {
         }
         let mut beaten = Instant::now();
         loop {
-            let (told, behind) = watched.next().await?;
+            let (event, behind) = watched.next().await?;
             *pause = FlowCallBackoff::new();
-            // Whatever is told, the suite that runs the flows lives: the end of one that has ended is on its way.
+            // Any event shows that the suite lives, and with it the flows: the end of one that has ended is on its way.
             if !in_snapshot && beaten.elapsed() >= BEAT_EACH {
                 beaten = Instant::now();
                 self.beat_all();
             }
-            match told {
+            match event {
                 EffectFlowEvent::Flow { id, name, is_end } => {
                     if let Some(command) = command_of(&name) {
                         if is_end {
@@ -318,7 +318,7 @@ impl ContextWatchShared {
         }
     }
 
-    /// Takes in how a flow stands.
+    /// Processes the reported state of a flow.
     fn stands_now(self: &Arc<Self>, command: CommandId, flow: FlowId, is_end: bool) {
         let has_heartbeat = self.calls().waiting.get_mut(&command).is_some_and(|waiting| {
             waiting.flow = Some(flow);
@@ -331,7 +331,7 @@ impl ContextWatchShared {
         }
     }
 
-    /// Tells calls that their flows live, as far as they want to hear it.
+    /// Sends a heartbeat to every call that expects one.
     fn beat_all(&self) {
         let beating: Vec<_> = {
             let calls = self.calls();
@@ -359,7 +359,7 @@ impl ContextWatchShared {
         }
     }
 
-    /// Has a flow looked at, once more where that is under way: it may have ended since.
+    /// Has a flow read; if that is under way, it is read once more, since the flow may have ended meanwhile.
     fn look(self: &Arc<Self>, command: CommandId) {
         let mut calls = self.calls();
         let Some(waiting) = calls.waiting.get_mut(&command) else { return };
@@ -369,7 +369,7 @@ impl ContextWatchShared {
         }
     }
 
-    /// Looks at a flow until it has ended and that was told, or until nothing says that it may have.
+    /// Reads a flow until its end was delivered, or until there is no further reason to read it.
     async fn settle(self: Arc<Self>, command: CommandId, number: u64) {
         let mut pause = FlowCallBackoff::new();
         loop {
@@ -396,7 +396,7 @@ impl ContextWatchShared {
         Some((place, waiting.flow, waiting.reasons))
     }
 
-    /// Ends a look at a flow that runs, unless there was another reason for one meanwhile.
+    /// Ends the reads of a running flow, unless another reason came meanwhile.
     fn is_settled(&self, command: CommandId, number: u64, reasons: u64) -> bool {
         let mut calls = self.calls();
         calls.of(command, number).is_none_or(|waiting| {
@@ -405,7 +405,7 @@ impl ContextWatchShared {
         })
     }
 
-    /// The answer to a call; nothing while its flow runs, or was not submitted yet.
+    /// Reads the answer to a call; `None` while its flow runs, or was not submitted yet.
     async fn read(
         &self,
         place: &EffectFlowScope,
@@ -415,11 +415,11 @@ impl ContextWatchShared {
         let Ok(_turn) = self.looks.acquire().await else { return Ok(None) };
         let name = flow_name(command);
         let found = match flow {
-            // Another flow may have the number since.
+            // Another flow may have the number by now.
             Some(flow) => self.client.flow(place, flow).await?.filter(|flow| flow.name == name),
             None => None,
         };
-        // An actor without a role is told that there is no flow; that there is no context it is told here.
+        // For an actor without a role, reading by number finds no flow either; this look-up by name fails for it.
         let found = match found {
             None => self.client.find(place, &name).await?,
             found => found,
@@ -434,7 +434,7 @@ impl ContextWatchShared {
         }
     }
 
-    /// Tells a call its end. One that is not open here needs it no more: its next owner looks by itself.
+    /// Delivers the end to a call. A call that is not open here does not need it: the next owner checks the flow itself.
     async fn hand_over(&self, command: CommandId, answer: ProviderAnswer) {
         for pause in TELL_AGAIN {
             if (self.notify)(command, CallMessage::Answer(answer.clone())) {
@@ -443,7 +443,7 @@ impl ContextWatchShared {
             tokio::time::sleep(pause).await;
         }
         if !(self.notify)(command, CallMessage::Answer(answer)) {
-            tracing::info!(%command, "nobody waits for the end of its flow any more");
+            tracing::info!(%command, "the end of its flow was not delivered: the call is not open here");
         }
     }
 

@@ -1,7 +1,7 @@
 //! A call's request: path, headers and body, from templates.
 //!
-//! Answers of formulas are data: in a path it is one segment or a part of one, in a query a value, in a header a line. The request
-//! around it stays as its author wrote it.
+//! Values of formulas are data: one segment of a path or a part of one, one value of a query, one line of a header. The request around
+//! them stays as its author wrote it.
 
 use ::http::header::{self, HeaderName, HeaderValue};
 use ::http::{Method, Uri};
@@ -19,7 +19,7 @@ use zeroize::Zeroizing;
 use super::{BODY_BYTES_MAX, HttpProvider, RequestBuildError, TRACEPARENT, is_reserved};
 use crate::providers::ProviderCall;
 
-/// Maker of the requests of one call.
+/// Builder of the requests of one call.
 pub(super) struct HttpRequestRenderer<'a> {
     pub(super) provider: &'a HttpProvider,
     pub(super) call: &'a ProviderCall,
@@ -45,7 +45,7 @@ impl HttpRequestRenderer<'_> {
             let (name, value) = effect_header(name, template, &scope)?;
             ask.headers.insert(name, value);
         }
-        // Somebody else's mistake in it is no reason not to call.
+        // An invalid trace context comes from elsewhere and is no reason not to call.
         if let Some(Ok(trace)) = self.call.traceparent.as_ref().map(|trace| HeaderValue::from_str(trace)) {
             ask.headers.insert(TRACEPARENT, trace);
         }
@@ -86,7 +86,7 @@ impl HttpRequestRenderer<'_> {
         Ok(())
     }
 
-    /// Makes a header of a secret: one that is shown by nothing, and whose bytes are wiped with the last copy of it.
+    /// Makes a header of a secret: it is never shown, and its bytes are wiped with the last copy.
     fn secret_header(
         &self,
         name: &SecretName,
@@ -113,7 +113,7 @@ const fn method(method: WrittenMethod) -> Method {
     }
 }
 
-/// Renders a header of an effect. Its author and its saga do not say who asks, and under which key.
+/// Renders a header of an effect. An effect cannot set headers for authorization or the idempotency key.
 fn effect_header(
     name: &str,
     template: &ValueTemplate,
@@ -144,8 +144,8 @@ const fn is_plain(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~')
 }
 
-/// Renders a path with its query. What its author wrote stays as it is; the answers of formulas are encoded, so that they neither end
-/// their segment nor begin a query, nor are themselves a way up or nothing at all.
+/// Renders a path with its query. The author's text stays as it is; values of formulas are encoded, so that they neither end their
+/// segment nor begin a query, and may be neither `..` nor empty.
 fn path(template: &ValueTemplate, scope: &VariableScope<'_>) -> Result<String, RequestBuildError> {
     let alone;
     let pieces = match template {
@@ -165,7 +165,7 @@ fn path(template: &ValueTemplate, scope: &VariableScope<'_>) -> Result<String, R
         match piece {
             TemplatePart::Written(text) => path.write(text)?,
             formula @ TemplatePart::Formula(_) => {
-                // As a part of a text, so that it is turned into one by the one rule for that.
+                // Rendered as part of a text, so that the common rule converts the value to text.
                 let text = ValueTemplate::Text(vec![formula.clone()])
                     .value(scope)
                     .map_err(RequestBuildError::Formula)?;
@@ -210,12 +210,12 @@ impl HttpRequestPath {
         }
     }
 
-    /// Ends a segment. Servers take `..` for the way up however it is encoded, and an empty segment for the list of all things.
+    /// Ends a segment. Servers treat `..` as the parent however it is encoded, and an empty segment as the whole collection.
     fn end_segment(&mut self) -> Result<(), RequestBuildError> {
         let segment =
             self.text.get(self.segment..).unwrap_or_default().to_ascii_lowercase().replace("%2e", ".");
         if std::mem::take(&mut self.is_filled) && matches!(segment.as_str(), "" | "." | "..") {
-            let why = "a formula in the path says nothing, or only dots: that would be another path";
+            let why = "a formula in the path gives nothing, or only dots: that would be another path";
             return Err(RequestBuildError::Request(why.to_owned()));
         }
         Ok(())

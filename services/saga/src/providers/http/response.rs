@@ -1,4 +1,4 @@
-//! Judgement of an upstream's answer: whether the call was done.
+//! Judgement of an upstream's answer: the outcome of the call.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
@@ -16,28 +16,28 @@ use crate::providers::ProviderCall;
 
 /// The longest pause that an upstream may ask for.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(30 * 24 * 3600);
-/// Failures that pass although their status is the caller's fault: timeout, too early, too many.
+/// Statuses of the 4xx class that are retried: timeout, too early, too many.
 const PASSING: [u16; 3] = [408, 425, 429];
 
-/// Direction of an answer.
+/// Redirect of an answer.
 #[derive(Debug)]
 pub(super) enum RedirectDecision {
-    /// Redirects to nothing that is followed, and to no other host.
+    /// No redirect, or one that is not followed and is no failure.
     Nowhere,
-    /// Redirects to where it is followed.
+    /// Redirect that is followed.
     On(Uri),
-    /// Redirects to a server where calls do not go: this failure, where no formula makes anything else of the answer.
+    /// Redirect to a server where calls do not go: fails with this answer, unless a formula judges otherwise.
     Elsewhere(ProviderAnswer),
 }
 
 /// An upstream's answer.
 #[derive(Debug)]
 pub(super) struct EffectHttpResponse {
-    /// Where it leads.
+    /// Redirect of the answer.
     pub(super) lead: RedirectDecision,
     status: u16,
     headers: HeaderMap,
-    /// The body; or why it could not be read.
+    /// The body, or the reason why it could not be read.
     body: Result<Json, String>,
 }
 
@@ -67,7 +67,7 @@ impl EffectHttpResponse {
         Self { lead, status: reply.status.as_u16(), headers: reply.headers, body: Err(why) }
     }
 
-    /// Returns how long to wait, where the upstream says it: in seconds, or until a time by its own clock.
+    /// Returns how long to wait, if the upstream says so: in seconds, or until a time by its own clock.
     fn retry_after(&self) -> Option<Duration> {
         if !matches!(self.status, 429 | 503) {
             return None;
@@ -138,8 +138,8 @@ fn verdict(
     Ok(if is_terminal? { HttpResponseClass::Terminal } else { HttpResponseClass::Neither })
 }
 
-/// Turns an answer into what came of the call. A formula without an answer leaves the outcome unknown: the call was made, and may
-/// have happened.
+/// Turns an answer into the outcome of the call. A formula that fails leaves the outcome unknown: the call was made, and may have
+/// happened.
 pub(super) fn answer_to_call(
     call: &ProviderCall,
     http: &HttpCall,
@@ -150,7 +150,7 @@ pub(super) fn answer_to_call(
     let judged = verdict(http.success.as_ref(), http.terminal.as_ref(), status, &scope);
     match (judged, &heard.body) {
         (Err(error), Ok(_)) => unknown(status, &error.to_string()),
-        // Formulas saw a body that is not there.
+        // The formulas saw no body, since it could not be read.
         (Err(_), Err(why)) => unknown(status, why),
         (Ok(HttpResponseClass::Success), Err(why)) => unknown(status, why),
         (Ok(HttpResponseClass::Terminal), Err(why)) if !(200..300).contains(&status) => {
@@ -169,8 +169,8 @@ pub(super) fn answer_to_call(
     }
 }
 
-/// Turns the answer to a query into what came of the call it asks about: nothing where it does not say. A status alone fails no
-/// call here, since it may be about the question.
+/// Turns the answer to a query into the outcome of the call in question; `None` where it does not show it. A status alone does not fail
+/// the call here, since it may concern the query.
 pub(super) fn answer_to_ask(
     call: &ProviderCall,
     http: &HttpCall,
@@ -210,7 +210,7 @@ fn success(http: &HttpCall, scope: &VariableScope<'_>, body: &Json, status: u16)
     }
 }
 
-/// A failure for good, with the code that its result has, or else that of its status.
+/// A permanent failure, with the code of its result, or else that of its status.
 fn terminal(http: &HttpCall, scope: &VariableScope<'_>, body: &Json, status: u16) -> ProviderAnswer {
     let mut payload = match result(http, scope, body) {
         Ok(payload) => payload,

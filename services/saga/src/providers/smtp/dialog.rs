@@ -1,4 +1,4 @@
-//! The dialog with an SMTP server, as RFC 5321 has it, as far as sending one mail needs.
+//! Dialog with an SMTP server by RFC 5321, as far as sending one mail needs.
 //!
 //! The client of `lettre` 0.11 is not used: it panics at an EHLO line of blanks alone, reads lines without a bound, and takes what
 //! arrived before the encryption for answers after it.
@@ -25,7 +25,7 @@ const LINE_BYTES_MAX: u64 = 2048;
 const REPLY_LINES_MAX: usize = 128;
 /// Characters of a server's text that are shown.
 const SHOWN_CHARS_MAX: usize = 200;
-/// How long a server is told that we leave.
+/// Time limit for QUIT.
 const LEAVE_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// A connection, encrypted or not.
@@ -36,20 +36,20 @@ impl<S: AsyncRead + AsyncWrite + Send + Unpin> SmtpStream for S {}
 /// Why a dialog did not go on.
 #[derive(Debug)]
 pub(super) enum SmtpError {
-    /// The connection broke, or what came is no SMTP.
+    /// The connection broke, or the server does not speak SMTP.
     Broken(String),
-    /// The server said no.
+    /// The server refused a command.
     Refused {
-        /// Command that it answered.
+        /// The refused command.
         what: &'static str,
         /// The code of its answer.
         code: u16,
         /// The text of its answer.
         text: String,
     },
-    /// The server lacks what is needed here. Another time it may have it.
+    /// The server lacks a feature that is needed here. It may have it at another time.
     Missing(&'static str),
-    /// The server lacks what this mail needs.
+    /// The server lacks a feature that this mail needs.
     Unfit(&'static str),
 }
 
@@ -81,14 +81,14 @@ struct SmtpReply {
 }
 
 impl SmtpReply {
-    /// The text for people, without what would steer their terminal.
+    /// The text for people, without control characters that could affect a terminal.
     fn shown(&self) -> String {
         let text = self.lines.join(" ");
         text.chars().filter(|c| !c.is_control()).take(SHOWN_CHARS_MAX).collect()
     }
 }
 
-/// Abilities of a server beyond the least.
+/// Extensions that a server offers.
 #[derive(Debug, Clone, Copy, Default)]
 struct SmtpExtensions {
     start_tls: bool,
@@ -139,29 +139,29 @@ impl SmtpDialog {
         self.expect("the connection", 2).await.map(|_| ())
     }
 
-    /// Says who we are, and hears what the server can do.
+    /// Sends EHLO, and reads the server's extensions.
     pub(super) async fn hello(&mut self, domain: &str) -> Result<(), SmtpError> {
-        // A domain beyond ASCII would have to be encoded; this form says that we have no name.
+        // A domain beyond ASCII would have to be encoded; an address literal means that the client has no name.
         let name = if domain.is_ascii() { domain } else { "[127.0.0.1]" };
         let reply = self.command("EHLO", &format!("EHLO {name}\r\n"), 2).await?;
         self.extensions = SmtpExtensions::read(&reply.lines);
         Ok(())
     }
 
-    /// Ends the part of the dialog that anybody on the way can read, and gives the connection back to be encrypted.
+    /// Ends the unencrypted part of the dialog, and returns the connection to be encrypted.
     pub(super) async fn start_tls(mut self) -> Result<impl SmtpStream + 'static, SmtpError> {
         if !self.extensions.start_tls {
             return Err(SmtpError::Missing("does not offer STARTTLS"));
         }
         self.command("STARTTLS", "STARTTLS\r\n", 2).await?;
-        // Whoever stands between us may have put it there, to be taken for what the server says later.
+        // An attacker in between may have injected these bytes, to be taken for later answers of the server.
         if !self.stream.buffer().is_empty() {
             return Err(SmtpError::Broken("the server went on unencrypted after STARTTLS".to_owned()));
         }
         Ok(self.stream.into_inner())
     }
 
-    /// Proves who we are.
+    /// Logs in.
     pub(super) async fn log_in(&mut self, user: &str, password: &Secret) -> Result<(), SmtpError> {
         let answer = if self.extensions.plain {
             self.log_in_plain(user, password).await
@@ -170,7 +170,7 @@ impl SmtpDialog {
         } else {
             return Err(SmtpError::Missing("offers neither AUTH PLAIN nor AUTH LOGIN"));
         };
-        // The text of a refusal may repeat what the server was told.
+        // The text of a refusal may repeat the credentials.
         answer.map_err(|trouble| match trouble {
             SmtpError::Refused { what, code, .. } => SmtpError::Refused { what, code, text: String::new() },
             other => other,
@@ -194,7 +194,7 @@ impl SmtpDialog {
         self.command("AUTH", &line(password.expose()), 2).await.map(|_| ())
     }
 
-    /// Says who sends and who gets a mail, and that its content comes next. The server takes all recipients, or it gets no mail.
+    /// Sends the sender, the recipients and DATA. The server must take all recipients, or it gets no mail.
     pub(super) async fn envelope(&mut self, mail: &SmtpMail) -> Result<(), SmtpError> {
         let is_ascii = |address: &Address| AsRef::<str>::as_ref(address).is_ascii();
         let mut parameters = String::new();
@@ -214,7 +214,7 @@ impl SmtpDialog {
         self.command("DATA", "DATA\r\n", 3).await.map(|_| ())
     }
 
-    /// Sends the content of a mail, but not that it is over: so far the server has taken nothing.
+    /// Sends the content of a mail, but not its end: so far the server has taken nothing.
     pub(super) async fn content(&mut self, content: &[u8]) -> Result<(), SmtpError> {
         let mut stuffed = Vec::with_capacity(content.len() + content.len() / 64 + 2);
         for line in content.split_inclusive(|byte| *byte == b'\n') {
@@ -229,7 +229,7 @@ impl SmtpDialog {
         self.write(&stuffed).await
     }
 
-    /// Says that the mail is over, and hears whether the server takes it.
+    /// Sends the end of the mail, and reads whether the server takes it.
     pub(super) async fn end_of_mail(&mut self, sent: &SentFlag) -> Result<(), SmtpError> {
         sent.raise();
         self.write(b".\r\n").await?;
@@ -237,23 +237,23 @@ impl SmtpDialog {
         match self.expect("the mail", 2).await {
             Ok(_) => Ok(()),
             Err(SmtpError::Refused { code, .. }) if !(400..600).contains(&code) => {
-                Err(SmtpError::Broken(format!("it said {code}, which says nothing about a mail")))
+                Err(SmtpError::Broken(format!("it answered {code}, which is neither success nor failure")))
             }
             Err(trouble) => Err(trouble),
         }
     }
 
-    /// Takes leave. What the server says to it changes nothing.
+    /// Sends QUIT. The server's answer does not matter.
     pub(super) async fn leave(mut self) {
         let leaving = async {
             self.write(b"QUIT\r\n").await?;
             self.stream.get_mut().shutdown().await.map_err(SmtpError::from)
         };
-        // Whether it hears us changes nothing either.
+        // Whether this arrives does not matter either.
         let _ = tokio::time::timeout(LEAVE_TIME_MAX, leaving).await;
     }
 
-    /// Gives a command, and hears an answer whose code begins with this digit.
+    /// Sends a command, and expects an answer whose code begins with this digit.
     async fn command(&mut self, what: &'static str, line: &str, class: u16) -> Result<SmtpReply, SmtpError> {
         self.write(line.as_bytes()).await?;
         self.expect(what, class).await

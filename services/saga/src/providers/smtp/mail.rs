@@ -13,17 +13,17 @@ use super::RECIPIENTS_MAX;
 use crate::providers::ProviderCall;
 use crate::providers::http::RequestBuildError;
 
-/// Characters of a subject. Longer ones are a text in the wrong place.
+/// Characters of a subject. A longer subject is a text in the wrong field.
 const SUBJECT_CHARS_MAX: usize = 500;
-/// Name of who sends where the provider lets a whole domain send, and the effect names nobody.
-const NOBODY: &str = "no-reply";
+/// Local part of the sender where the provider allows a whole domain, and the effect names no sender.
+const DEFAULT_USER: &str = "no-reply";
 
 /// Senders that a provider lets send.
 #[derive(Debug, Clone)]
 pub(super) enum AllowedSender {
     /// Exactly this address.
     Address(Address),
-    /// All of a domain; with the one that sends when nobody is named.
+    /// All addresses of a domain, given with the default sender.
     Domain(Address),
 }
 
@@ -31,7 +31,7 @@ impl AllowedSender {
     /// Reads an address, or `*@domain`.
     pub(super) fn read(text: &str) -> Option<Self> {
         match text.strip_prefix("*@") {
-            Some(domain) => Address::new(NOBODY, domain).ok().map(Self::Domain),
+            Some(domain) => Address::new(DEFAULT_USER, domain).ok().map(Self::Domain),
             None => text.parse().ok().map(Self::Address),
         }
     }
@@ -117,7 +117,7 @@ fn sender(
 ) -> Result<Address, RequestBuildError> {
     let Some(from) = from else {
         let first = senders.first().map(AllowedSender::default).cloned();
-        return first.ok_or_else(|| RequestBuildError::Request("nobody may send".to_owned()));
+        return first.ok_or_else(|| RequestBuildError::Request("the provider has no sender".to_owned()));
     };
     let address = address(&text("sender", from, scope)?)?;
     if !senders.iter().any(|sender| sender.allows(&address)) {

@@ -1,4 +1,4 @@
-//! Sources read again from a position: the owner is asked, and followed until it has caught up.
+//! Replay of sources from a position: asks the owner, and follows it until it has caught up.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,16 +26,16 @@ use crate::sagas::{KNOWN_MILLIS, NOBODY};
 
 /// Margin in milliseconds for reading again: applied messages have to be remembered until that has ended.
 const MARGIN_MILLIS: u64 = 3_600_000;
-/// Sequences of which one has to be there still: others of a stream may have been deleted one by one.
+/// Number of sequences in which a message is looked for: single messages of a stream may have been deleted.
 const HOLES_MAX: u64 = 100;
-/// Positions are looked at so often while somebody waits for them: who owns the lane may be another process, which tells nobody.
+/// Interval at which positions are polled: the lane's owner may be another process, which does not report them.
 const LOOK: Duration = Duration::from_millis(500);
 
 /// A source that is read again.
 struct SourceReplayTarget {
     source: ConsumerSource,
     stream: &'static str,
-    /// How far it was read before; where it was set back already, how far it was read before that.
+    /// How far the source was read before, including before an earlier set-back.
     before: Checkpoint,
 }
 
@@ -52,7 +52,8 @@ impl SourceReplay {
     /// Finds the sources of a lane that are to be read again: the one of this name, or all of them that may be.
     ///
     /// # Errors
-    /// INVALID_ARGUMENT for a source that is none or was not read as far, OUT_OF_RANGE for what is gone or too long ago, UNAVAILABLE.
+    /// INVALID_ARGUMENT for an unknown source or one that was not read that far, OUT_OF_RANGE for messages that are gone or too old,
+    /// UNAVAILABLE.
     pub(super) async fn begin(
         api: &Arc<SagaApi>,
         lane: WorkflowLane,
@@ -131,7 +132,7 @@ impl SourceReplay {
         Ok(true)
     }
 
-    /// Returns true if the last message that was read before is gone, and the source has read what there is.
+    /// Returns true if the last message that was read before is gone, and the source has read everything that is left.
     async fn has_nothing_left(&self, target: &SourceReplayTarget) -> Result<bool, Status> {
         let SourceReplayTarget { source, stream, before } = target;
         let broker = &self.api.app.around().broker;
@@ -148,7 +149,7 @@ impl SourceReplay {
     }
 }
 
-/// Finds the sources of a lane that are meant and were read before. What is asked of instances is never read again.
+/// Finds the requested sources of a lane that were read before. Verbs are never read again.
 async fn targets(
     api: &SagaApi,
     lane: &WorkflowLane,
@@ -173,7 +174,7 @@ async fn targets(
     Ok(sources.into_iter().filter_map(target).collect())
 }
 
-/// Checks that a place is in the stream still, and not so long ago that what was applied is not known any more.
+/// Checks that a position is still in the stream, and not so old that applied messages are no longer recognised.
 async fn check(api: &SagaApi, target: &SourceReplayTarget, to: RewindTarget) -> Result<(), Status> {
     let SourceReplayTarget { source, stream, before } = target;
     let broker = &api.app.around().broker;
@@ -212,7 +213,7 @@ async fn check(api: &SagaApi, target: &SourceReplayTarget, to: RewindTarget) -> 
     let known_since = Timestamp::now().as_millis().saturating_sub(KNOWN_MILLIS - MARGIN_MILLIS);
     if stored < known_since {
         let days = KNOWN_MILLIS / 86_400_000;
-        return Err(gone(format!("what was applied is known for {days} days, less an hour: begin later")));
+        return Err(gone(format!("applied messages are known for {days} days, less an hour: begin later")));
     }
     Ok(())
 }
@@ -221,7 +222,7 @@ async fn check(api: &SagaApi, target: &SourceReplayTarget, to: RewindTarget) -> 
 fn is_gone(stream: &StreamState, first: Option<u64>, time: u64, now: u64) -> bool {
     let has_lost = stream.first_sequence > 1;
     let age = u64::try_from(stream.settings.max_age.as_millis()).unwrap_or(u64::MAX);
-    // What is younger than its age is there.
+    // Messages younger than the stream's maximum age are still there.
     let may_be_lost = age == 0 || time < now.saturating_sub(age);
     has_lost && may_be_lost && first.is_none_or(|first| first > time)
 }
@@ -264,12 +265,12 @@ mod tests {
             },
         };
         for (first_sequence, age, first, time, expected) in [
-            // It begins with its first message.
+            // The stream still has its first message.
             (1, 0, Some(500), 100, false),
             (7, 0, Some(500), 500, false),
             (7, 0, Some(500), 499, true),
             (7, 0, None, 499, true),
-            // It was quiet, and loses nothing that is so young.
+            // The stream was quiet, and loses no message that is this young.
             (7, 600, Some(900), 400, false),
             (7, 600, Some(900), 399, true),
         ] {

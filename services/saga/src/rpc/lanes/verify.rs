@@ -1,4 +1,4 @@
-//! Journals run again and compared with what is kept: one instance at a time, as of one of its revisions.
+//! Verification of a lane: journals are run again and compared with the stored instances, one at a time.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -24,10 +24,10 @@ use crate::definitions::DefinitionError;
 use crate::reads::{RowReadError, RowReader, read};
 use crate::sagas::InstanceListRow;
 
-/// Instances that one read lists, and rows of a journal that one read brings.
+/// Rows that one read brings, of lists and of journals.
 const ROWS: usize = 100;
-/// Differences that are told.
-const TOLD_MAX: u64 = 1000;
+/// Largest number of differences that are sent.
+const DIFFERENCES_MAX: u64 = 1000;
 /// Definitions that are remembered from one instance to the next.
 const DEFINITIONS_MAX: usize = 64;
 
@@ -57,7 +57,7 @@ enum JournalComparison {
     Nothing,
 }
 
-/// An instance with its journal, or why there is nothing to run again.
+/// An instance with its journal, or the reason why there is nothing to run again.
 enum JournalLookup {
     Whole(Box<CorrelationRecord>, Vec<JournalRow>),
     Not(JournalComparison),
@@ -143,7 +143,7 @@ impl LaneVerification {
         }
     }
 
-    /// Compares an instance, and tells if it differs.
+    /// Compares an instance, and reports a difference.
     async fn one(&mut self, correlation: &CorrelationId) -> Result<(), WatchEnded> {
         let definitions = std::mem::take(&mut self.definitions);
         let mut journals = LaneJournals {
@@ -163,7 +163,7 @@ impl LaneVerification {
                 self.different += 1;
                 self.differences.inc();
                 tracing::warn!(lane = %self.lane, revision, "an instance is not as its journal says: {detail}");
-                if self.different <= TOLD_MAX {
+                if self.different <= DIFFERENCES_MAX {
                     let correlation_id = correlation.to_string();
                     let difference = SagaReplayDifference { correlation_id, revision, detail };
                     self.answers.send(Event::Difference(difference)).await?;
@@ -186,7 +186,7 @@ fn is_of(
     versions.first().is_some_and(|saga| lane::shard(tenant, correlation, saga.shards) == shard)
 }
 
-/// Returns true for a row that cannot be read: a difference, and no reason to end.
+/// Returns true for a row that cannot be read, which is a difference and no reason to end.
 const fn is_damaged(error: &RowReadError) -> bool {
     matches!(error, RowReadError::Damaged { .. })
 }
@@ -214,7 +214,7 @@ impl LaneJournals {
             }
             match self.reads.definition(hash).await {
                 Ok(saga) => drop(self.definitions.insert(hash, saga)),
-                // The row that names it differs then.
+                // The journal row that names it is then reported as a difference.
                 Err(RowReadError::Definition(DefinitionError::Unreadable { .. })) => {}
                 Err(error) => return Err(error),
             }
@@ -223,8 +223,8 @@ impl LaneJournals {
         Ok(compared(replay::replay(|hash| self.definitions.get(&hash).cloned(), whose, &rows), &record))
     }
 
-    /// Reads an instance with its journal up to its revision. Rows of a journal do not change, so that what comes meanwhile makes no
-    /// difference; only what goes does.
+    /// Reads an instance with its journal up to its revision. Rows of a journal do not change, so new rows do not matter; only removed
+    /// ones do.
     async fn find(&self, correlation: &CorrelationId) -> Result<JournalLookup, RowReadError> {
         let record = match self.reads.record(&self.lane, correlation).await {
             Ok(record) => record,
@@ -256,7 +256,7 @@ impl LaneJournals {
             (1..=last).zip(rows.iter().map(|row| Some(row.revision)).chain(std::iter::repeat(None)));
         let missing = expected.into_iter().find(|(expected, found)| *found != Some(*expected));
         let Some((revision, _)) = missing else { return Ok(JournalLookup::Whole(Box::new(record), rows)) };
-        // The first rows may have gone while the others were read.
+        // The first rows may have been removed while the others were read.
         let first = self.reads.journal(&self.lane, correlation, 1).await;
         if matches!(first, Ok(None)) {
             return Ok(JournalLookup::Not(JournalComparison::Incomplete));
@@ -271,7 +271,7 @@ fn unreadable(revision: u64, error: &RowReadError) -> JournalComparison {
     JournalComparison::Differs { revision, detail: error.to_string() }
 }
 
-/// Compares what a journal gives with what is kept.
+/// Compares the result of a journal with the stored instance.
 fn compared(
     again: Result<Option<CorrelationRecord>, ReplayDifference>,
     kept: &CorrelationRecord,

@@ -46,8 +46,8 @@ pub(crate) fn call(
     }
 }
 
-/// A call with its input and result. Of the result nothing is kept that its provider redacts; of the input that is shown nowhere, and
-/// nobody knows what it is where no provider has the effect any more: then there is no input to show.
+/// A call with its input and result. The result is stored redacted. The input is redacted here by the provider's rules; where no
+/// provider has the effect any more these are unknown, so no input is shown.
 pub(crate) fn detailed(
     whose: &TenantId,
     effect: &EffectName,

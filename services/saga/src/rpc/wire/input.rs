@@ -8,7 +8,7 @@ use workflow::{InputId, Json};
 
 use super::moment;
 
-/// An input; without its payload unless that is wanted.
+/// Converts an input, with its payload if that is wanted.
 pub(crate) fn input(input: &InstanceInput, with_payload: bool) -> v1::SagaInput {
     let json = |value: &Json| if with_payload { value.to_string() } else { String::new() };
     let kind = match &input.what {
@@ -25,7 +25,7 @@ pub(crate) fn input(input: &InstanceInput, with_payload: bool) -> v1::SagaInput 
             Kind::Timer(v1::SagaTimerInput { name: name.clone(), generation: *generation })
         }
         InstanceInputKind::Verb { request, verb } => {
-            let (reason, event_type, data) = said(verb);
+            let (reason, event_type, data) = parts(verb);
             Kind::Verb(v1::SagaVerbInput {
                 request_id: request.clone(),
                 verb: self::verb(verb).into(),
@@ -63,7 +63,7 @@ fn event(event: &DomainEvent, event_json: String) -> v1::SagaEventInput {
 }
 
 /// Returns the parts of a verb: the reason, the type of an event, and data.
-fn said(verb: &Verb) -> (&str, &str, Option<&Json>) {
+fn parts(verb: &Verb) -> (&str, &str, Option<&Json>) {
     match verb {
         Verb::Start { data } => ("", "", Some(data)),
         Verb::Send { kind, data } => ("", kind, Some(data)),
@@ -148,7 +148,7 @@ mod tests {
         ("timed-out", include_str!("../../../../../libs/rehearsal/tests/journals/timed-out.json")),
     ];
 
-    /// Those who run a journal again read these very files.
+    /// Checks rows against the files that tools which run journals again read.
     #[test]
     fn rows_are_told_as_journals_have_them() {
         let source = ScenarioFile::read("journals.test.yaml", SCENARIOS).expect("good");
@@ -169,10 +169,10 @@ mod tests {
                     kept.insert(row.revision, (**input).clone());
                 }
                 let of = if let JournalInput::Kept(at) = &row.input { kept.get(at) } else { None };
-                let told = entry(row, of, true);
+                let shown = entry(row, of, true);
                 let written = DynamicMessage::deserialize(kind.clone(), written.take()).expect("an entry");
                 let bytes = written.encode_to_vec();
-                assert_eq!(Ok(told), v1::SagaTimelineEntry::decode(bytes.as_slice()), "{}", scenario.name);
+                assert_eq!(Ok(shown), v1::SagaTimelineEntry::decode(bytes.as_slice()), "{}", scenario.name);
             }
         }
     }

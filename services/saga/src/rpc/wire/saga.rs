@@ -28,12 +28,12 @@ impl SagaInstanceRef<'_> {
     }
 }
 
-/// An instance without its state; nothing where events wait for its start.
+/// An instance without its state; `None` where events wait for its start.
 pub(crate) fn saga(whose: SagaInstanceRef<'_>, record: &CorrelationRecord) -> Option<v1::Saga> {
     Some(convert::saga(&whose.name(), &InstanceSummary::of(record)?))
 }
 
-/// An instance with everything that is kept of it but its last state, where that is in its journal.
+/// An instance with everything that is stored of it, except the last state of an ended one, which is in its journal.
 pub(crate) fn detailed(
     whose: SagaInstanceRef<'_>,
     record: &CorrelationRecord,
@@ -110,7 +110,7 @@ pub(crate) fn timer(whose: SagaInstanceRef<'_>, name: &str, timer: &Timer) -> v1
     }
 }
 
-/// Since when an instance is where it is: at its step, or ended.
+/// Time at which an instance came to its step, or ended.
 pub(crate) fn place_since(record: &CorrelationRecord) -> Option<Timestamp> {
     match &record.entry {
         CorrelationEntry::Live(instance) => Some(instance.entered),

@@ -109,8 +109,8 @@ async fn a_consumer_that_was_deleted_is_named_and_made_anew() {
         publish(&world, HALF + 1..=LAST).await;
         assert_counted(&world).await;
         let stream = format!("stream=\"{STREAM}\"");
-        let told = log.lines(&["its cursor is made anew: ", &consumer, "deleted", &stream]);
-        assert_eq!(told.len(), 1, "{told:?} {:?}", log.lines(&["its cursor is made anew"]));
+        let lines = log.lines(&["cursor lost, opening another: ", &consumer, "deleted", &stream]);
+        assert_eq!(lines.len(), 1, "{lines:?} {:?}", log.lines(&["cursor lost, opening another"]));
         assert_eq!(world.metrics.cursor_resets.with_label_values(&["deleted"]).get(), 1);
         // The stream has lost nothing.
         assert_alarms(&log, 0);
@@ -147,7 +147,7 @@ async fn sequences_that_a_server_uses_again_are_named_and_read() {
         }
         world.stop().await;
         broken(&mut world, |server| server.restore(&copy)).await;
-        // What was lost comes no more; what is new has its sequences, and ends behind them.
+        // The lost messages do not come again; new ones have their sequences, and end behind them.
         publish(&world, HALF + 6..=LAST).await;
         world.own();
         assert_counted(&world).await;

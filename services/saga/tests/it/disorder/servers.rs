@@ -28,9 +28,9 @@ enum Trouble {
     Cut,
     /// Deliveries get lost, and the connection stays.
     LostDeliveries,
-    /// The server hears of no acknowledgement, and delivers again behind what is newer.
+    /// The server gets no acknowledgements, and redelivers messages behind newer ones.
     LostAcks,
-    /// Commits take longer than the server waits, which delivers again what is worked on.
+    /// Commits take longer than the server's ack wait, so that it redelivers messages that are being worked on.
     SlowCommits,
     /// Another owner takes the lane while events come.
     TakeOver,

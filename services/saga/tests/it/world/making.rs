@@ -88,7 +88,7 @@ impl World {
         Self::new(store, both, Some(broker), clock, Ground::default()).await
     }
 
-    /// A server that somebody else has, and rows in memory.
+    /// A world over a broker connection of the caller, with rows in memory.
     pub(crate) async fn over(broker: broker::JetStream) -> Self {
         let (clock, broker) = (SetForward::default(), Arc::new(broker));
         let both: (Arc<dyn MessageBroker>, Arc<dyn MessageBroker>) = (Arc::clone(&broker) as _, broker);

@@ -1,4 +1,4 @@
-//! When what an attempt printed was printed.
+//! Times at which an attempt's output was printed.
 
 use std::ops::Range;
 
@@ -26,7 +26,7 @@ impl PrintTimes {
     }
 
     /// Returns the first byte that was printed at `since` or later; nothing when all was printed before. Without any known
-    /// time it is the first of all.
+    /// time it is the first byte of all.
     #[must_use]
     pub fn first_since(&self, since: Timestamp) -> Option<u64> {
         if self.0.is_empty() {

@@ -13,13 +13,13 @@ use tokio::time::Instant;
 
 use crate::log_reads::{LogPieceRequest, LogReadClient};
 
-/// A piece, in bytes. However its characters are escaped on the way, it stays below what every bus carries.
+/// Maximum size of a piece, in bytes. However its characters are escaped on the way, it stays below the limit of every bus.
 pub const PIECE_BYTES_MAX: u64 = LOG_PIECE_BYTES_MAX as u64 / 2;
-/// A supervisor that could not be reached is not asked again for so long.
+/// Time for which a supervisor that could not be reached is not asked again.
 const AWAY: Duration = Duration::from_secs(30);
 /// Maximum rest of a character that was cut, in bytes.
 const CHARACTER_REST_MAX: u64 = 3;
-/// Minimum length that is asked for: so long that it reaches beyond the character in which it begins.
+/// Minimum length of a read: long enough to reach beyond the character in which it begins.
 const ASKED_MIN: u64 = 8;
 
 /// Reads one flow's output at supervisors, for one reader.
@@ -40,13 +40,13 @@ pub enum LogSegment {
 }
 
 impl SupervisorLogReader {
-    /// Nothing was read yet.
+    /// Creates a reader that has read nothing yet.
     #[must_use]
     pub fn new(asks: LogReadClient, context: ContextId) -> Self {
         Self { asks, context, away: HashMap::new() }
     }
 
-    /// The first of what is wanted, which is not empty. Cancel safe.
+    /// Reads the first part of the wanted range, which is not empty. Cancel safe.
     pub async fn read(
         &mut self,
         runner: Option<RunnerId>,
@@ -54,30 +54,35 @@ impl SupervisorLogReader {
         wanted: &Range<u64>,
     ) -> LogSegment {
         let Some(runner) = runner else {
-            return LogSegment::Gap(gap(wanted, LogGapReason::NotKept, "it is not known where it ran"));
+            return LogSegment::Gap(gap(wanted, LogGapReason::NotKept, "its runner is not known"));
         };
         if let Some((since, refusal)) = self.away.get(&runner)
             && since.elapsed() < AWAY
         {
             return LogSegment::Gap(gap(wanted, refusal.reason(), &refusal.detail));
         }
-        let wish = wish(self.context, runner, job_key, wanted);
-        match self.asks.read(wish).await {
+        let request = request_for(self.context, runner, job_key, wanted);
+        match self.asks.read(request).await {
             Ok(piece) => part(&piece, wanted),
             Err(refusal) => {
-                let told = LogSegment::Gap(gap(wanted, refusal.reason(), &refusal.detail));
+                let segment = LogSegment::Gap(gap(wanted, refusal.reason(), &refusal.detail));
                 if refusal.reason() == LogGapReason::Unreachable {
                     self.away.insert(runner, (Instant::now(), refusal));
                 }
-                told
+                segment
             }
         }
     }
 }
 
-/// Supervisors give whole characters, and begin at the next one: so it is asked for from where the character may
-/// begin in which the wanted part begins, to where the one ends in which it ends.
-fn wish(context: ContextId, runner: RunnerId, job_key: JobKey, wanted: &Range<u64>) -> LogPieceRequest {
+/// Builds the request for a wanted range. Supervisors return whole characters and begin at the next one, so the request
+/// extends the range to the earliest start of its first character and the latest end of its last one.
+fn request_for(
+    context: ContextId,
+    runner: RunnerId,
+    job_key: JobKey,
+    wanted: &Range<u64>,
+) -> LogPieceRequest {
     let offset = wanted.start.saturating_sub(CHARACTER_REST_MAX);
     let length = (wanted.end + CHARACTER_REST_MAX - offset).clamp(ASKED_MIN, PIECE_BYTES_MAX);
     let limit = u32::try_from(length).unwrap_or(u32::MAX);
@@ -89,7 +94,7 @@ fn part(piece: &LogPiece, wanted: &Range<u64>) -> LogSegment {
     let LogPiece { offset, data, next_offset } = piece;
     let length = data.len() as u64;
     if offset.checked_add(length) != Some(*next_offset) {
-        let detail = "what its supervisor keeps is not text, byte for byte";
+        let detail = "the output that its supervisor keeps is not valid text";
         return LogSegment::Gap(gap(wanted, LogGapReason::NotKept, detail));
     }
     if *next_offset <= wanted.start || *offset > wanted.start {
@@ -117,15 +122,15 @@ mod tests {
     }
 
     /// Answers as a supervisor does: whole characters, from the next one on.
-    fn answer(text: &str, wish: &LogPieceRequest) -> LogPiece {
+    fn answer(text: &str, request: &LogPieceRequest) -> LogPiece {
         let boundary = |mut at: usize, step: isize| {
             while !text.is_char_boundary(at) {
                 at = at.checked_add_signed(step).expect("within");
             }
             at
         };
-        let from = boundary(usize::try_from(wish.offset).expect("small").min(text.len()), 1);
-        let end = boundary((from + wish.limit as usize).min(text.len()), -1);
+        let from = boundary(usize::try_from(request.offset).expect("small").min(text.len()), 1);
+        let end = boundary((from + request.limit as usize).min(text.len()), -1);
         LogPiece { offset: from as u64, data: text[from..end].to_owned().into(), next_offset: end as u64 }
     }
 
@@ -135,18 +140,18 @@ mod tests {
         let bytes = text.as_bytes();
         for start in 0..bytes.len() {
             for end in start + 1..=bytes.len() {
-                let (mut wanted, mut told) = (start as u64..end as u64, Vec::new());
+                let (mut wanted, mut received) = (start as u64..end as u64, Vec::new());
                 while !wanted.is_empty() {
-                    let wish =
-                        LogPieceRequest { limit: 8, ..wish(ContextId(1), RunnerId(1), key(), &wanted) };
-                    let LogSegment::Data(data) = part(&answer(&text, &wish), &wanted) else {
+                    let request = request_for(ContextId(1), RunnerId(1), key(), &wanted);
+                    let request = LogPieceRequest { limit: 8, ..request };
+                    let LogSegment::Data(data) = part(&answer(&text, &request), &wanted) else {
                         panic!("{wanted:?} is there");
                     };
                     assert!(!data.is_empty(), "it goes on");
                     wanted.start += data.len() as u64;
-                    told.extend(data);
+                    received.extend(data);
                 }
-                assert_eq!(told, &bytes[start..end], "from {start} to {end}");
+                assert_eq!(received, &bytes[start..end], "from {start} to {end}");
             }
         }
     }
@@ -171,8 +176,8 @@ mod tests {
     async fn who_cannot_be_reached_is_left_alone_for_a_while() {
         let asks = LogReadClient::default();
         let mut before = SupervisorLogReader::new(asks.clone(), ContextId(1));
-        let unreachable =
-            LogSegment::Gap(gap(&(0..9), LogGapReason::Unreachable, "nobody brought an answer within 10 s"));
+        let detail = "no answer came from the supervisor within 10 s";
+        let unreachable = LogSegment::Gap(gap(&(0..9), LogGapReason::Unreachable, detail));
         let began = Instant::now();
         for _ in 0..9 {
             assert_eq!(before.read(Some(RunnerId(1)), key(), &(0..9)).await, unreachable);

@@ -1,8 +1,8 @@
-//! The jobs of a message that was pushed, as the flow that they become.
+//! Converts the jobs of a pushed message into a flow.
 //!
-//! They stand in one of the fields `job` and `jobs` (a list of jobs, or one) and `nodes` (a list of nodes, each with its
-//! `job`). A job is told by its `id`, a node by its `name` or the `id` of its job; `depends`, which the older programs
-//! call `dependends`, names what comes before it within the message.
+//! The jobs are in one of the fields `job` and `jobs` (a list of jobs, or one) and `nodes` (a list of nodes, each with its
+//! `job`). A job is identified by its `id`, a node by its `name` or the `id` of its job; `depends`, which older programs
+//! call `dependends`, names its predecessors within the message.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -50,8 +50,8 @@ struct RawJobScope {
     context: u32,
 }
 
-/// The flow that a message's jobs become, and how many bytes they had. What is wrong is noted; whether they make a graph
-/// is for whoever makes the flow to say.
+/// Reads a message's jobs as a flow, with their size in bytes. Adds violations for wrong fields; whether the jobs form a valid
+/// graph is checked when the flow is created.
 pub(crate) fn read(
     key: MessageKey,
     context: ContextId,
@@ -85,7 +85,7 @@ pub(crate) fn read(
         .enumerate()
         .map(|(i, value)| draft(format!("{field}[{i}]"), value, *field == "nodes", place, violations))
         .collect();
-    // Where one cannot be read, what depends on it would only seem to be wrong.
+    // If one job cannot be read, jobs that depend on it would be reported as wrong without being so.
     let drafts: Vec<RawNodeDraft> = drafts.into_iter().collect::<Option<_>>()?;
     let name = violations.take("id", format!("message-{}-{}", key.caller, key.id).parse())?;
     let flow = FlowSpec { deadline_secs, nodes: link(drafts, violations), ..FlowSpec::new(name) };
@@ -110,7 +110,7 @@ impl<'v> RawObjectReader<'v> {
         }
     }
 
-    /// A value; nothing when it is missing, or wrong, which is noted.
+    /// Takes a value; nothing when it is missing or wrong. A wrong value adds a violation.
     fn take<T: DeserializeOwned>(&mut self, field: &str) -> Option<T> {
         match self.map.remove(field) {
             None | Some(Value::Null) => None,
@@ -138,7 +138,7 @@ impl<'v> RawObjectReader<'v> {
         texts.filter_map(|(i, text)| self.violations.take(&format!("{at}[{i}]"), text.parse())).collect()
     }
 
-    /// Notes what nobody has taken.
+    /// Adds a violation for every field that was not taken.
     fn end(self) {
         for field in self.map.keys() {
             self.violations.add(format!("{}.{field}", self.at), "there is no such field");
@@ -176,7 +176,7 @@ fn draft(
     let mut node = RawObjectReader { at: at.clone(), map: node, violations };
     let name = node.take::<Name>("name").or_else(|| format!("job-{}", job.id?).parse().ok());
     if name.is_none() {
-        node.add(if is_node { "name" } else { "id" }, "what tells it from the others is missing");
+        node.add(if is_node { "name" } else { "id" }, "is missing: it identifies the job in the message");
     }
     let mut depends = node.depends();
     depends.extend(job.depends);
@@ -238,7 +238,7 @@ fn read_job(mut object: RawObjectReader<'_>, place: RawJobScope) -> RawJob {
         // Programs that leave it to the message write 0.
         let found = object.take::<u32>(field).filter(|found| *found != 0);
         if let Some(found) = found.filter(|found| *found != expected) {
-            object.add(field, format!("{found}, where the message has {expected}"));
+            object.add(field, format!("is {found}, but the message has {expected}"));
         }
     }
     let id = object.take("id");
@@ -257,7 +257,7 @@ fn read_job(mut object: RawObjectReader<'_>, place: RawJobScope) -> RawJob {
         spec.check(&object.at, object.violations);
         spec
     });
-    // One that is wrong is noted already.
+    // A wrong type has its violation already.
     if !is_typed {
         let mut types = String::new();
         for (i, known) in ScriptType::ALL.iter().enumerate() {
@@ -284,17 +284,17 @@ fn read_script(object: &mut RawObjectReader<'_>) -> Option<ScriptSource> {
     }
 }
 
-/// Gives every node the names of those before it.
+/// Resolves the dependencies of every node to names.
 fn link(drafts: Vec<RawNodeDraft>, violations: &mut Violations) -> Vec<NodeSpec> {
     let (mut ids, mut names) = (BTreeMap::new(), BTreeSet::new());
     for RawNodeDraft { at, id, spec, .. } in &drafts {
         if let Some(id) = id
             && ids.insert(*id, spec.name.clone()).is_some()
         {
-            violations.add(format!("{at}.id"), format!("{id} is there twice"));
+            violations.add(format!("{at}.id"), format!("{id} is used twice"));
         }
         if !names.insert(spec.name.clone()) {
-            violations.add(format!("{at}.name"), format!("{} is there twice", spec.name));
+            violations.add(format!("{at}.name"), format!("{} is used twice", spec.name));
         }
     }
     let mut nodes = Vec::with_capacity(drafts.len());

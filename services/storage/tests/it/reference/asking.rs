@@ -204,7 +204,7 @@ impl Asking for Flows {
                 End::UNSEEN
             }
             (Wish::Create { .. }, before) => before.unwrap_or(End::Made),
-            // Whoever has removed it is told so again.
+            // The same removal is confirmed again.
             (Wish::Remove { .. }, Some(before)) => before,
             _ if is_gone(call.flow) => End::UNSEEN,
             _ if who == READER => End::DENIED,

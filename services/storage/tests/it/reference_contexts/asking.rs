@@ -82,7 +82,7 @@ impl Contexts {
     fn call_of_actors(&self, op: &Op) -> Option<(u32, Call)> {
         let actors = self.some_actors();
         let id = actors[op.object % actors.len()];
-        // Mostly one does for itself what nobody else may.
+        // Mostly an actor does for itself what no other actor may.
         let own = if op.number.is_multiple_of(4) { self.who(op)? } else { [BOOTSTRAP, id][op.number % 2] };
         let request_id = request_id(op);
         let expected_revision = Self::builds_on(op.builds, self.actor(id).map(|actor| actor.revision));

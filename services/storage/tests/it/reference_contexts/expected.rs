@@ -12,7 +12,7 @@ const LAST_ADMIN: End = End::Refused(Code::FailedPrecondition, "LAST_ADMIN");
 const TAKEN: End = End::Refused(Code::AlreadyExists, "ALREADY_EXISTS");
 
 impl Context {
-    /// Why somebody may not administer it.
+    /// Returns why an actor may not administer the context.
     fn refuses(&self, who: u32) -> Option<End> {
         match self.role(who) {
             _ if who == BOOTSTRAP => None,
@@ -61,7 +61,7 @@ impl Contexts {
                 if let Some(end) = before(&request.request_id) {
                     return end;
                 }
-                // Whoever gives itself a key proves that it holds it.
+                // An actor that sets its key must prove that it holds it.
                 let (proof, actor) = (&request.key_proof, ActorId(request.id));
                 let key = request.pubkey.parse().unwrap();
                 let proven = key_proof::check(proof, key, &TrustDomain::default(), actor, Timestamp::now());

@@ -11,7 +11,7 @@ use crate::output::labels;
 
 /// So many slots has every cluster.
 const SLOTS: u64 = 16_384;
-/// With fewer Sentinels nobody is elected when one is away.
+/// With fewer Sentinels no leader is elected when one is away.
 const SENTINELS_MIN: usize = 3;
 
 /// Returns the host and port of an endpoint, which tell it apart from others.
@@ -20,7 +20,7 @@ pub(super) fn place(endpoint: &str) -> &str {
     behind_user.unwrap_or(endpoint)
 }
 
-/// Which nodes answer, whether they serve all slots, and which has nobody to follow it.
+/// Checks which nodes answer, whether they serve all slots, and which primary has no replica.
 pub(super) async fn cluster(endpoint: &KvEndpoint) -> Vec<Finding> {
     const CHECK: &str = "redis cluster";
     let (mut findings, mut told) = (Vec::new(), None);
