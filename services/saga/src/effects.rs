@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use model::{CommandId, EffectName, TenantId};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use workflow::key::StoreTable;
 use workflow::ledger::{CallRow, ProviderAnswer};
@@ -277,6 +278,7 @@ impl EffectLaneOwner {
             };
             // While the source is set back, the former position must not be stored again.
             let next_note = self.source.next_note().filter(|_| !self.is_setting_back);
+            let retry_due = self.ahead.retry_due();
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return Ok(()),
@@ -290,6 +292,9 @@ impl EffectLaneOwner {
                 },
                 Some(back) = self.backs.recv() => self.back(back).await?,
                 Some(delivered) = self.ahead.next() => self.take_ahead(&delivered).await?,
+                () = tokio::time::sleep_until(retry_due.unwrap_or_else(Instant::now)), if retry_due.is_some() => {
+                    self.read_early_requests().await?;
+                }
                 1.. = self.brought.recv_many(&mut brought, most), if most > 0 => {
                     self.waiting.extend(brought.drain(..).map(|(_, brought)| brought));
                     self.take_in().await?;

@@ -4,13 +4,14 @@
 //! for. So a full lane has a second cursor, which reads everything behind the first one. That cursor settles nothing: the first one
 //! delivers each message again later, and the lane recognises it as handled.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
 use broker::{CursorSpec, CursorStart, StreamDelivery};
 use model::CommandId;
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use workflow::lane_request::{EffectLaneMessage, EffectLaneRequest, LaneRequestMessage};
 use workflow::ledger::CallRow;
@@ -37,6 +38,10 @@ pub(super) struct LookaheadState {
     /// Sequences of messages about calls whose commands were not taken yet.
     early: HashMap<CommandId, Vec<u64>>,
     early_count: usize,
+    /// Messages about taken commands that could not be read yet, and when they are read again.
+    unread: VecDeque<(CommandId, u64)>,
+    due: Option<Instant>,
+    pauses: LaneBackoff,
 }
 
 impl LookaheadState {
@@ -46,6 +51,11 @@ impl LookaheadState {
             Some(brought) => brought.recv().await,
             None => std::future::pending().await,
         }
+    }
+
+    /// When messages that could not be read are read again; `None` while there are none.
+    pub(super) const fn retry_due(&self) -> Option<Instant> {
+        self.due
     }
 
     fn remember(&mut self, command: CommandId, sequence: u64) {
@@ -165,15 +175,34 @@ impl EffectLaneOwner {
     /// Handles the remembered messages about calls whose commands have now been taken.
     pub(super) async fn handle_early_requests(&mut self, taken: &[CommandId]) -> Result<(), LaneExit> {
         for command in taken {
-            for sequence in self.ahead.take_early(*command) {
-                let found = self.shared.rows.around().broker.message(WORKFLOW_COMMANDS, sequence).await;
-                // If it cannot be read now, the first cursor delivers it later.
-                let Ok(Some(message)) = found else { continue };
-                if let Ok(read) = self.read(&message.subject, &message.payload)? {
-                    self.do_ahead(*command, read, message.stored_millis).await?;
+            let early = self.ahead.take_early(*command);
+            self.ahead.unread.extend(early.into_iter().map(|sequence| (*command, sequence)));
+        }
+        self.read_early_requests().await
+    }
+
+    /// Reads the remembered messages about taken commands and handles them; where one cannot be read, soon again. The first cursor may
+    /// have to wait for the end of the very call that such a message cancels.
+    pub(super) async fn read_early_requests(&mut self) -> Result<(), LaneExit> {
+        while let Some((command, sequence)) = self.ahead.unread.pop_front() {
+            let found = self.shared.rows.around().broker.message(WORKFLOW_COMMANDS, sequence).await;
+            match found {
+                Ok(Some(message)) => {
+                    if let Ok(read) = self.read(&message.subject, &message.payload)? {
+                        self.do_ahead(command, read, message.stored_millis).await?;
+                    }
+                }
+                Ok(None) => {}
+                Err(error) => {
+                    let pause = self.ahead.pauses.next();
+                    tracing::info!(lane = %self.shared.rows.lane, "message {sequence} cannot be read, retrying in {pause:?}: {error}");
+                    self.ahead.unread.push_front((command, sequence));
+                    self.ahead.due = Some(Instant::now() + pause);
+                    return Ok(());
                 }
             }
         }
+        (self.ahead.due, self.ahead.pauses) = (None, LaneBackoff::default());
         Ok(())
     }
 

@@ -14,6 +14,7 @@ use workflow::ledger::ProviderAnswer;
 use workflow::message::EffectCommand;
 
 use crate::effects::{Upstream, ask, command, each_world, served};
+use crate::world::World;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn words_for_open_calls_come_past_commands_that_wait_for_room() {
@@ -105,4 +106,40 @@ async fn words_for_open_calls_come_past_commands_that_wait_for_room() {
         world.stop().await;
         assert_eq!(world.open_calls().await, 0);
     }
+}
+
+#[tokio::test]
+async fn an_early_cancellation_that_cannot_be_read_is_read_again() {
+    let mut world = World::simulated().await;
+    world.calls_max = 2;
+    let waiting = |number| ProviderAnswer::Waiting { external: Some(format!("flow {number}")) };
+    let upstream = Upstream::with((1..=4).map(waiting));
+    served(&mut world, "retry", &upstream).await;
+    let id = model::CommandId::from_bits;
+    for number in 1..=4 {
+        world.command(&command(number, Json::Null), &format!("w-{number}")).await;
+        if number <= 2 {
+            world.until(number, EffectState::Waiting).await;
+        }
+    }
+    // The second one shows that the first one was read ahead as well.
+    for number in [3, 1] {
+        let back = EffectCommand { cancel: true, ..command(number, Json::Null) };
+        world.command(&back, &format!("back-{number}")).await;
+    }
+    let is_stopped = |flow: &str| {
+        let (upstream, stop) = (upstream.clone(), format!("stop {flow}"));
+        move || std::future::ready(upstream.calls().contains(&stop).then_some(()))
+    };
+    wait_until(is_stopped("flow 1"), PATIENCE, "the first is stopped").await;
+    let broker = world.simulated.clone().expect("a simulation");
+    broker.disconnect();
+    assert!(world.calls.notify(id(1), CallMessage::Answer(ProviderAnswer::Cancelled)));
+    world.until(3, EffectState::Waiting).await;
+    broker.reconnect();
+    // Until that is stopped, the fourth and the cancellation behind it have no room.
+    wait_until(is_stopped("flow 3"), PATIENCE, "the third is stopped").await;
+    assert!(world.calls.notify(id(3), CallMessage::Answer(ProviderAnswer::Cancelled)));
+    world.until(4, EffectState::Waiting).await;
+    assert_eq!(world.open_calls().await, 2);
 }
