@@ -198,7 +198,7 @@ impl EffectLaneOwner {
             freed: open.freed(),
             open,
             share,
-            ahead: LookaheadState::default(),
+            ahead: LookaheadState::new(),
             backs,
             backs_to,
             is_setting_back: false,

@@ -13,6 +13,7 @@ pub mod source;
 use std::sync::Arc;
 use std::time::Duration;
 
+use backoff::ExponentialBackoff;
 use broker::{HEADER_BYTES_MAX, MessageBroker, StreamSpec};
 use store::KvStore;
 use tokio::sync::{Notify, SetOnce};
@@ -171,21 +172,7 @@ impl LaneExit {
     }
 }
 
-/// Pauses that grow from one failure to the next.
-#[derive(Debug, Default)]
-pub(crate) struct LaneBackoff(u32);
-
-impl LaneBackoff {
-    /// Before the first failure.
-    pub(crate) const fn new() -> Self {
-        Self(0)
-    }
-
-    /// The next pause.
-    pub(crate) fn next(&mut self) -> Duration {
-        let (first, longest) = PAUSES;
-        let pause = first.saturating_mul(1 << self.0.min(16)).min(longest);
-        self.0 += 1;
-        pause
-    }
+/// Returns the pauses of a lane after its store or broker did not answer.
+pub(crate) const fn backoff() -> ExponentialBackoff {
+    ExponentialBackoff::between(PAUSES.0, PAUSES.1)
 }

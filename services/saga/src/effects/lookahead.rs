@@ -8,6 +8,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use backoff::ExponentialBackoff;
 use broker::{CursorSpec, CursorStart, StreamDelivery};
 use model::CommandId;
 use tokio::sync::mpsc;
@@ -22,7 +23,7 @@ use workflow::{LaneRowKey, WorkflowLane};
 use super::EffectLaneOwner;
 use crate::lane::rows::LaneStore;
 use crate::lane::source::PULL;
-use crate::lane::{LaneBackoff, LaneExit, WORKFLOW_COMMANDS};
+use crate::lane::{self, LaneExit, WORKFLOW_COMMANDS};
 
 /// Remembered messages about calls whose commands still wait. Any further message waits for the first cursor.
 const EARLY_MAX: usize = 10_000;
@@ -30,7 +31,6 @@ const EARLY_MAX: usize = 10_000;
 const UNREAD: Duration = Duration::from_secs(60);
 
 /// State of a lane's look-ahead over the messages behind those that it takes.
-#[derive(Default)]
 pub(super) struct LookaheadState {
     /// The last message that was looked at.
     seen: u64,
@@ -41,10 +41,23 @@ pub(super) struct LookaheadState {
     /// Messages about taken commands that could not be read yet, and when they are read again.
     unread: VecDeque<(CommandId, u64)>,
     due: Option<Instant>,
-    pauses: LaneBackoff,
+    pauses: ExponentialBackoff,
 }
 
 impl LookaheadState {
+    /// Creates the state of a lane that does not read ahead.
+    pub(super) fn new() -> Self {
+        Self {
+            seen: 0,
+            brought: None,
+            early: HashMap::new(),
+            early_count: 0,
+            unread: VecDeque::new(),
+            due: None,
+            pauses: lane::backoff(),
+        }
+    }
+
     /// Waits for the next message; never resolves while no look-ahead runs. Cancel-safe.
     pub(super) async fn next(&mut self) -> Option<StreamDelivery> {
         match &mut self.brought {
@@ -104,13 +117,14 @@ impl LookaheadReader {
     }
 
     async fn read(&self) {
-        let (mut behind, mut pauses) = (self.behind, LaneBackoff::default());
+        let (mut behind, mut pauses) = (self.behind, lane::backoff());
         loop {
             let why = match self.rows.around().broker.open(&self.spec(behind)).await {
                 Ok(mut deliveries) => loop {
                     match deliveries.next(PULL).await {
                         Ok(message) => {
-                            (behind, pauses) = (behind.max(message.sequence), LaneBackoff::default());
+                            behind = behind.max(message.sequence);
+                            pauses.reset();
                             if self.to.send(message).await.is_err() {
                                 return;
                             }
@@ -121,7 +135,7 @@ impl LookaheadReader {
                 Err(error) => error.to_string(),
             };
             tracing::info!(lane = %self.rows.lane, "the look-ahead cursor was lost, opening another: {why}");
-            tokio::time::sleep(pauses.next()).await;
+            tokio::time::sleep(pauses.next_pause()).await;
         }
     }
 }
@@ -151,7 +165,7 @@ impl EffectLaneOwner {
                 self.tasks.spawn(reading.run());
             }
             Some(_) if !is_full && self.source.position() >= self.ahead.seen => {
-                self.ahead = LookaheadState::default();
+                self.ahead = LookaheadState::new();
             }
             _ => {}
         }
@@ -194,7 +208,7 @@ impl EffectLaneOwner {
                 }
                 Ok(None) => {}
                 Err(error) => {
-                    let pause = self.ahead.pauses.next();
+                    let pause = self.ahead.pauses.next_pause();
                     tracing::info!(lane = %self.shared.rows.lane, "message {sequence} cannot be read, retrying in {pause:?}: {error}");
                     self.ahead.unread.push_front((command, sequence));
                     self.ahead.due = Some(Instant::now() + pause);
@@ -202,7 +216,8 @@ impl EffectLaneOwner {
                 }
             }
         }
-        (self.ahead.due, self.ahead.pauses) = (None, LaneBackoff::default());
+        self.ahead.due = None;
+        self.ahead.pauses.reset();
         Ok(())
     }
 

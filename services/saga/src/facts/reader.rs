@@ -13,7 +13,7 @@ use workflow::message::FactMessage;
 use workflow::subject::MessageSubject;
 
 use super::{Fact, FactHubInner, FactPosition, FactsError};
-use crate::lane::{LaneBackoff, WORKFLOW_EVENTS};
+use crate::lane::{self, WORKFLOW_EVENTS};
 use crate::reads::RowReadError;
 
 /// Messages and bytes that one pull may bring.
@@ -92,20 +92,20 @@ impl FactReader {
     }
 
     async fn read(&mut self, until: Option<u64>) -> Result<Option<Fact>, FactsError> {
-        let (mut away, mut pauses) = (None, LaneBackoff::default());
+        let (mut away, mut pauses) = (None, lane::backoff());
         loop {
             if until.is_some_and(|until| self.at.sequence >= until) {
                 return Ok(None);
             }
             let Some(open) = &mut self.open else {
                 match self.cursor().await {
-                    Ok(open) => (self.open, away, pauses) = (Some(open), None, LaneBackoff::default()),
+                    Ok(open) => (self.open, away, pauses) = (Some(open), None, lane::backoff()),
                     Err(FactsError::Away(error)) => {
                         let since: Instant = *away.get_or_insert_with(Instant::now);
                         if since.elapsed() >= AWAY_MAX {
                             return Err(FactsError::Away(error));
                         }
-                        tokio::time::sleep(pauses.next()).await;
+                        tokio::time::sleep(pauses.next_pause()).await;
                     }
                     Err(error) => return Err(error),
                 }
@@ -162,12 +162,12 @@ impl FactReader {
         &mut self,
         fact: &Fact,
     ) -> Result<Option<Arc<CorrelationRecord>>, RowReadError> {
-        let (since, mut pauses) = (Instant::now(), LaneBackoff::default());
+        let (since, mut pauses) = (Instant::now(), lane::backoff());
         loop {
             match self.inner.record(&self.tenant, fact).await {
                 Err(RowReadError::Store(error)) if since.elapsed() < AWAY_MAX => {
                     tracing::warn!("{error}; retrying");
-                    tokio::time::sleep(pauses.next()).await;
+                    tokio::time::sleep(pauses.next_pause()).await;
                 }
                 read => return read,
             }

@@ -16,7 +16,6 @@ use workflow::Json;
 use workflow::input::{CommandOutcome, CommandResult};
 use workflow::trace::TraceParent;
 
-use super::LaneBackoff;
 use super::in_flight::TENANT_COMMANDS_MAX;
 use super::relay::OutboxRow;
 use super::rows::LaneStore;
@@ -161,7 +160,7 @@ async fn submit(
     let traceparent = command.as_ref().ok().and_then(|command| command.traceparent.clone());
     let result = match (command, id.parse()) {
         (Ok(command), Ok(id)) => {
-            let (mut pauses, mut lack) = (LaneBackoff::default(), None);
+            let (mut pauses, mut lack) = (super::backoff(), None);
             loop {
                 // Lanes of a tenant take turns; a command in its pause holds none. The semaphore is never closed.
                 let turn = turns.acquire().await;
@@ -180,7 +179,7 @@ async fn submit(
                         // The former guard lives until the new one exists, so that the impairment does not flicker.
                         let impairment = health.begin_impairment("gateway of aggregates", &why);
                         lack.replace(impairment);
-                        tokio::time::sleep(pauses.next()).await;
+                        tokio::time::sleep(pauses.next_pause()).await;
                     }
                 }
             }

@@ -21,8 +21,8 @@ use workflow::key::{RowKeyPart, StoreTable};
 use workflow::message;
 use workflow::{LaneRowKey, WorkflowLane};
 
+use super::LaneExit;
 use super::rows::{LaneStore, row};
-use super::{LaneBackoff, LaneExit};
 use crate::health::ImpairmentGuard;
 use crate::spans::{OrderedBy, PendingSpan, SpanSubject};
 
@@ -190,7 +190,7 @@ impl Relay {
         self.load(&mut outbox).await?;
         let reading = self.rows.around().metrics.readings.outbox();
         let mut publishing: FuturesOrdered<PublicationFuture> = FuturesOrdered::new();
-        let mut pauses = LaneBackoff::default();
+        let mut pauses = super::backoff();
         // Nothing is sent before this moment, after a failure.
         let mut pause: Option<Moment> = None;
         // Once the owner is gone, the remaining rows are sent.
@@ -201,7 +201,7 @@ impl Relay {
             if pause.is_none() && self.send(&mut outbox, &mut publishing).await.is_err() {
                 publishing = FuturesOrdered::new();
                 outbox.again();
-                pause = Some(Moment::now() + pauses.next());
+                pause = Some(Moment::now() + pauses.next_pause());
             }
             if outbox.confirmed.len() >= REMOVED_AT_ONCE
                 || (publishing.is_empty() && !outbox.confirmed.is_empty())
@@ -216,7 +216,7 @@ impl Relay {
                 answer = publishing.next(), if !publishing.is_empty() => match answer {
                     Some(Ok(_)) => {
                         service::crash_point("relay.confirmed");
-                        pauses = LaneBackoff::default();
+                        pauses = super::backoff();
                         outbox.refused = None;
                         self.rows.around().metrics.relayed.inc();
                         self.confirmed(&mut outbox);
@@ -225,7 +225,7 @@ impl Relay {
                         self.failed(&error, &mut outbox);
                         publishing = FuturesOrdered::new();
                         outbox.again();
-                        pause = Some(Moment::now() + pauses.next());
+                        pause = Some(Moment::now() + pauses.next_pause());
                     }
                     None => {}
                 },

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
+use backoff::ExponentialBackoff;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use store::{
@@ -14,7 +15,7 @@ use workflow::instance::{decode, encode};
 use workflow::{LaneRowKey, WorkflowLane};
 
 use super::backlog::Backlog;
-use super::{LaneBackoff, LaneEnvironment, LaneExit};
+use super::{LaneEnvironment, LaneExit};
 use crate::health::ImpairmentGuard;
 
 /// Bits of an outbox number below its epoch.
@@ -285,14 +286,14 @@ impl LaneStore {
 struct StoreRetry<'a> {
     lane: &'a WorkflowLane,
     around: &'a LaneEnvironment,
-    pauses: LaneBackoff,
+    pauses: ExponentialBackoff,
     /// Reports that the store fails.
     lack: Option<ImpairmentGuard>,
 }
 
 impl<'a> StoreRetry<'a> {
     const fn new(lane: &'a WorkflowLane, around: &'a LaneEnvironment) -> Self {
-        Self { lane, around, pauses: LaneBackoff::new(), lack: None }
+        Self { lane, around, pauses: super::backoff(), lack: None }
     }
 
     /// Waits before the next try; gives up where a retry cannot help.
@@ -312,7 +313,7 @@ impl<'a> StoreRetry<'a> {
         // The former guard lives until the new one exists, so that the impairment does not flicker.
         let lack = self.around.health.begin_impairment("store", &error.to_string());
         self.lack.replace(lack);
-        let pause = tokio::time::sleep(self.pauses.next());
+        let pause = tokio::time::sleep(self.pauses.next_pause());
         tokio::select! {
             // A broken store may need people: a lane that has to be given up does not wait for that.
             () = self.around.cut.cancelled() => Err(LaneExit::Stopped { lane: lane.to_string() }),

@@ -17,7 +17,7 @@ use workflow::{LaneRowKey, WorkflowLane};
 use super::checkpoint::{Anchor, Checkpoint, CheckpointComparison};
 use super::in_flight::{InFlightBudget, InFlightGuard};
 use super::rows::{LaneStore, row};
-use super::{LaneBackoff, LaneEnvironment, LaneExit};
+use super::{LaneEnvironment, LaneExit};
 use crate::health::ImpairmentGuard;
 use crate::metrics::SourceReading;
 
@@ -269,7 +269,7 @@ impl SourceReader {
     async fn read(&mut self) -> Result<(), LaneExit> {
         // At a first start streams are created while lanes are taken: a missing stream is no impairment until that is done.
         self.rows.around().streams_made.wait().await;
-        let mut pauses = LaneBackoff::default();
+        let mut pauses = super::backoff();
         let mut reason = "taken";
         // Reports that nothing can be read, as long as that is so.
         let mut lack: Option<ImpairmentGuard> = None;
@@ -280,7 +280,7 @@ impl SourceReader {
                     if self.bring(SourceEvent::Opened(checkpoint)).await.is_err() {
                         return Ok(());
                     }
-                    pauses = LaneBackoff::default();
+                    pauses = super::backoff();
                     match self.pump(&mut *deliveries).await {
                         Some((kind, why)) => {
                             reason = kind;
@@ -310,7 +310,7 @@ impl SourceReader {
                     None => return Ok(()),
                 }
             }
-            tokio::time::sleep(pauses.next()).await;
+            tokio::time::sleep(pauses.next_pause()).await;
         }
     }
 

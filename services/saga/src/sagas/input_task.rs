@@ -26,7 +26,7 @@ use super::transition_telemetry::outcome;
 use super::{CachedRecord, QueuedInput, SagaLaneContext};
 use crate::definitions::DefinitionError;
 use crate::lane::relay::OutboxRow;
-use crate::lane::{LaneBackoff, LaneExit, answers};
+use crate::lane::{self, LaneExit, answers};
 use crate::spans::PendingSpan;
 
 /// An input that is worked on.
@@ -382,13 +382,13 @@ impl SagaLaneContext {
             let in_force = self.definitions.in_force();
             return Ok(in_force.without_instance(&self.tenant, &self.saga).map(Arc::clone));
         };
-        let mut pauses = LaneBackoff::default();
+        let mut pauses = lane::backoff();
         loop {
             match self.definitions.pinned_to(hash).await {
                 Ok(saga) => return Ok(Some(saga)),
                 Err(DefinitionError::Store(error)) => {
                     tracing::warn!(lane = %self.rows.lane, "{error}; retrying");
-                    tokio::time::sleep(pauses.next()).await;
+                    tokio::time::sleep(pauses.next_pause()).await;
                 }
                 Err(error) => return Err(LaneExit::damaged(&self.rows.lane, error)),
             }

@@ -98,7 +98,7 @@ pub(crate) struct DispatchMessage {
 }
 
 impl DispatchMessage {
-    /// The message as a router is sent it.
+    /// Returns the message in the form that a router receives.
     pub(crate) fn into_held(
         self,
         flow: FlowId,
