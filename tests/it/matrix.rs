@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use identity::{Pki, ServiceName};
 use prost_reflect::MethodDescriptor;
 use serde_json::{Value, json};
+use testkit::pages::rows;
 
-use crate::specs::rows;
 use crate::suite::Up;
 
 mod callers;

@@ -7,38 +7,8 @@ use std::path::{Path, PathBuf};
 use flow::transition::{flow_table, node_table};
 use keys::{ContextKey, GlobalKey, SupervisorKey};
 use model::{NodeState, ReasonCode};
+use testkit::pages::{first_cells, read, root, rows};
 use workflow::transition::{effect_table, saga_table};
-
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
-}
-
-fn read(path: &str) -> String {
-    fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
-}
-
-/// The rows of the table under a heading of a page, cell by cell, code marks taken off.
-pub(crate) fn rows(page: &str, heading: &str) -> Vec<Vec<String>> {
-    let text = read(&format!("specs/{page}"));
-    let lines = text.lines().skip_while(|line| line.trim_start_matches('#').trim() != heading).skip(1);
-    let body = lines.take_while(|line| !line.starts_with('#')).skip_while(|line| !line.starts_with("|--"));
-    let table = body.skip(1).take_while(|line| line.starts_with('|'));
-    let cells = |line: &str| {
-        let inside = line.trim().trim_matches('|');
-        inside.split('|').map(|cell| cell.trim().trim_matches('`').to_owned()).collect()
-    };
-    let rows: Vec<_> = table.map(cells).collect();
-    assert!(!rows.is_empty(), "{page} has no table under `{heading}`");
-    rows
-}
-
-/// The first cells of each row.
-fn first(page: &str, heading: &str, cells: usize) -> BTreeSet<Vec<String>> {
-    let all = rows(page, heading);
-    let set: BTreeSet<_> = all.iter().map(|row| row[..cells].to_vec()).collect();
-    assert_eq!(set.len(), all.len(), "{page} has a row twice under `{heading}`");
-    set
-}
 
 /// The status codes that each reason of a failed call comes with, as the page says; none for those that never fail a call.
 pub(crate) fn codes_of_reasons() -> BTreeMap<String, BTreeSet<String>> {
@@ -58,33 +28,33 @@ fn texts<'a>(code: impl IntoIterator<Item = &'a str>) -> BTreeSet<Vec<String>> {
 fn the_states_of_a_node_are_as_written() {
     let code =
         node_table().map(|(from, event, to)| vec![from.to_string(), event.to_string(), to.to_string()]);
-    assert_eq!(first("states/node.md", "States of a node", 3), code.collect());
+    assert_eq!(first_cells("states/node.md", "States of a node", 3), code.collect());
 }
 
 #[test]
 fn the_mirror_in_the_job_is_as_written() {
     let code = NodeState::ALL.map(|state| vec![state.to_string(), state.job_status().to_owned()]);
-    assert_eq!(first("states/node.md", "What old readers see", 2), code.into());
+    assert_eq!(first_cells("states/node.md", "What old readers see", 2), code.into());
 }
 
 #[test]
 fn the_states_of_a_flow_are_as_written() {
     let code =
         flow_table().map(|(from, event, to)| vec![from.to_string(), event.to_string(), to.to_string()]);
-    assert_eq!(first("states/flow.md", "States of a flow", 3), code.collect());
+    assert_eq!(first_cells("states/flow.md", "States of a flow", 3), code.collect());
 }
 
 #[test]
 fn the_states_of_sagas_and_of_calls_are_as_written() {
     let written = |row: [&str; 3]| row.map(str::to_owned).to_vec();
-    assert_eq!(first("states/saga.md", "States of a saga", 3), saga_table().map(written).collect());
-    assert_eq!(first("states/effect.md", "States of a call", 3), effect_table().map(written).collect());
+    assert_eq!(first_cells("states/saga.md", "States of a saga", 3), saga_table().map(written).collect());
+    assert_eq!(first_cells("states/effect.md", "States of a call", 3), effect_table().map(written).collect());
 }
 
 #[test]
 fn the_reasons_of_failed_calls_are_as_written() {
     let code = rpc::RpcReason::ALL.iter().map(|reason| reason.as_str());
-    assert_eq!(first("errors.md", "Why a call failed", 1), texts(code));
+    assert_eq!(first_cells("errors.md", "Why a call failed", 1), texts(code));
     let codes = rpc::RpcReason::ALL.iter().map(|reason| {
         let codes = reason.codes().iter().map(|code| rpc::code_name(*code).to_owned());
         (reason.as_str().to_owned(), codes.collect())
@@ -126,7 +96,7 @@ fn every_reason_is_given_by_something() {
 #[test]
 fn the_reasons_of_nodes_are_as_written() {
     let code = ReasonCode::ALL.iter().map(|code| code.as_str());
-    assert_eq!(first("errors.md", "Why a node is where it is", 1), texts(code));
+    assert_eq!(first_cells("errors.md", "Why a node is where it is", 1), texts(code));
 }
 
 /// A key of the page as it might stand in Redis.
@@ -178,7 +148,7 @@ macro_rules! variants {
 #[test]
 fn the_keys_of_a_context_are_as_written() {
     variants!(
-        first("redis-layout.md", "Keys of a context", 1),
+        first_cells("redis-layout.md", "Keys of a context", 1),
         ContextKey {
             Context(_), Runner(_), Runners, RunnersDeleted, Job(..), Jobs, Flow(_), FlowNodes(_), FlowSignals(_), FlowMessages(_),
             FlowInputs(_), FlowWaiters(_), Drops,
@@ -192,14 +162,14 @@ fn the_keys_of_a_context_are_as_written() {
 #[test]
 fn the_global_keys_are_as_written() {
     variants!(
-        first("redis-layout.md", "Global keys", 1),
+        first_cells("redis-layout.md", "Global keys", 1),
         GlobalKey { Actor(_), Actors, ActorKeys, Contexts, ContextsOf(_), ContextCreators, BlobBytes, Coordinator, Replicas, Request(..), Token(..), Events, EventMarks, Audit, Ids }
     );
 }
 
 #[test]
 fn the_keys_of_a_supervisor_are_as_written() {
-    let keys = first("redis-layout.md", "The supervisor's server", 1).into_iter().map(|row| {
+    let keys = first_cells("redis-layout.md", "The supervisor's server", 1).into_iter().map(|row| {
         let text = example(&row[0]);
         SupervisorKey::parse(&text).unwrap_or_else(|| panic!("`{text}` is no key")).variant()
     });
@@ -222,7 +192,7 @@ fn the_keys_of_manifests_and_scenarios_are_as_written() {
         ("Work", WORK_KEYS),
     ];
     for (heading, keys) in workflow::manifest::KEYS.into_iter().chain(scenarios) {
-        assert_eq!(first("saga.md", heading, 1), texts(keys.iter().copied()), "{heading}");
+        assert_eq!(first_cells("saga.md", heading, 1), texts(keys.iter().copied()), "{heading}");
         for row in rows("saga.md", heading) {
             assert_eq!(row.len(), 5, "{heading}: {row:?}");
         }
@@ -256,7 +226,7 @@ fn the_examples_of_sagas_are_good() {
 
 #[test]
 fn the_tests_that_show_an_invariant_exist() {
-    let known = first("invariants.md", "Invariants", 1);
+    let known = first_cells("invariants.md", "Invariants", 1);
     for row in rows("invariants.md", "Shown by") {
         assert!(known.contains(&row[..1]), "{} is no invariant", row[0]);
         let (path, test) = row[1].split_once(": ").unwrap_or_else(|| panic!("{} is no `file: test`", row[1]));

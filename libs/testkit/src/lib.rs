@@ -7,6 +7,7 @@
 //! - `FaultProxy`: a connection that can be cut, swallowed or delayed;
 //! - `TestLog`: what a thread logs;
 //! - `Witness`: a file to which scripts append, and what it proves;
+//! - `pages`: tables of the pages in `specs/`;
 //! - [`scripts`]: scripts of embedded languages, made up by chance;
 //! - `SmallDisk`: a file system that is soon full, where this process may make one;
 //! - `wait_until`: waiting for a condition, never for a time;
@@ -19,6 +20,8 @@ pub mod scripts;
 mod log;
 #[cfg(feature = "full")]
 mod nats;
+#[cfg(feature = "full")]
+pub mod pages;
 #[cfg(feature = "full")]
 mod port;
 #[cfg(feature = "full")]

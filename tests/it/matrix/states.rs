@@ -5,10 +5,10 @@ use identity::Identity;
 use model::ActorId;
 use rpc::ErrorView;
 use serde_json::{Value, json};
+use testkit::pages::rows;
 
 use super::objects;
 use super::stage::{ADMIN, ADMIN_ELSEWHERE, CONTEXT, EXECUTOR, READER, STRANGER, Stage};
-use crate::specs::rows;
 
 /// The method and the request of a row of the page, for a newly made object.
 fn case(name: &str) -> (&'static str, Value) {

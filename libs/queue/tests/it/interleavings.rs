@@ -12,6 +12,7 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use queue::{InstanceCommandReader, InstanceSession, JobConsumer, OLD_WORKER_PATIENCE};
 
+use crate::attempt_states::{AttemptChange, AttemptStanding, lead, written_changes};
 use crate::legacy::{ACTOR_QUEUE, binding};
 use crate::legacy_worker::{LegacyTestTask, LegacyTestWorker, PopSide};
 use crate::setup::{COORDINATOR, QueueTestBench, ending, execution, instance, job_key, offer};
@@ -46,6 +47,32 @@ enum Step {
     HandBack,
     Drop,
     Foreign(u32),
+}
+
+impl Step {
+    /// The events of an attempt that the step may be, as `specs/states/attempt.md` names them.
+    const fn events(&self) -> &'static [&'static str] {
+        match self {
+            Self::Accept(_) => &["accept", "hand_over"],
+            Self::Take { .. } | Self::LoseAnswer(_) => &["take", "take_elsewhere"],
+            Self::Finish { .. } => &["succeed"],
+            Self::FinishAndTake { .. } => &["succeed", "take", "take_elsewhere"],
+            Self::Refuse => &["refuse", "take_elsewhere"],
+            Self::Sweep => &["take_elsewhere", "succeed", "fail", "give_up"],
+            Self::Stop(_) => &["stop", "ask_to_stop", "take_elsewhere"],
+            Self::Vanish(_) | Self::NewLife(_) => &["lose"],
+            Self::HandBack => &["hand_back", "take_elsewhere"],
+            Self::Drop => &["drop", "ask_to_stop", "take_elsewhere"],
+            Self::PopWithoutClaim(_)
+            | Self::StopTaking(_)
+            | Self::OldPop(_)
+            | Self::OldStart(_)
+            | Self::OldFinish { .. }
+            | Self::OldTakesTooLong(_)
+            | Self::PutBack
+            | Self::Foreign(_) => &[],
+        }
+    }
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -89,6 +116,12 @@ fn demanding(job: u32) -> Execution {
     execution
 }
 
+/// Where each job stands.
+async fn standings(bench: &QueueTestBench) -> Vec<AttemptStanding> {
+    let keys: Vec<_> = (0..JOBS).map(key).collect();
+    AttemptStanding::of(&bench.kv.database(15), &keys).await
+}
+
 struct World<'a> {
     bench: &'a QueueTestBench,
     list: &'a str,
@@ -100,10 +133,14 @@ struct World<'a> {
     accepted: BTreeSet<JobKey>,
     takers: BTreeMap<JobKey, String>,
     dropped: bool,
+    /// Changes that attempts may make.
+    written: &'a BTreeSet<AttemptChange>,
+    /// Where each job stood after the last step.
+    standings: Vec<AttemptStanding>,
 }
 
 impl<'a> World<'a> {
-    async fn new(bench: &'a QueueTestBench, list: &'a str) -> Self {
+    async fn new(bench: &'a QueueTestBench, list: &'a str, written: &'a BTreeSet<AttemptChange>) -> Self {
         let _ = bench.redis.raw(15, &["FLUSHDB"]);
         let members = vec![bench.join_giving(1, GIVEN[0]).await, bench.join_giving(2, GIVEN[1]).await];
         Self {
@@ -115,6 +152,18 @@ impl<'a> World<'a> {
             accepted: BTreeSet::new(),
             takers: BTreeMap::new(),
             dropped: false,
+            written,
+            standings: standings(bench).await,
+        }
+    }
+
+    /// Takes a step, after which no attempt stands where its events do not lead.
+    async fn step_as_written(&mut self, step: &Step) {
+        self.step(step).await;
+        let before = std::mem::replace(&mut self.standings, standings(self.bench).await);
+        for (before, after) in before.iter().zip(&self.standings) {
+            let is_written = lead(self.written, step.events(), &before.state, &after.state);
+            assert!(is_written, "{step:?}: {before:?} to {after:?}");
         }
     }
 
@@ -336,13 +385,14 @@ fn in_any_order(list: &'static str) {
     let bench = runtime.block_on(async { QueueTestBench::new() });
     let supervisor = bench.supervisor.clone().with_legacy_workers(vec![binding(list)]);
     let bench = QueueTestBench { supervisor, ..bench };
+    let written = written_changes();
     let mut runner = TestRunner::new(Config { source_file: Some(file!()), ..Config::with_cases(CASES) });
     let counts = std::cell::RefCell::new((&mut jobs, &mut by_instances, &mut by_old));
     let checked = runner.run(&steps(), |steps| {
         runtime.block_on(async {
-            let mut world = World::new(&bench, list).await;
+            let mut world = World::new(&bench, list, &written).await;
             for step in &steps {
-                world.step(step).await;
+                world.step_as_written(step).await;
             }
             world.settle().await;
             world.check().await;

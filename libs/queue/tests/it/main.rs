@@ -1,5 +1,7 @@
 //! The protocol on a real Redis: both sides, and everything that can go wrong between them.
 
+mod attempt_stage;
+mod attempt_states;
 mod conditions;
 mod dispatcher;
 mod fair_turns;

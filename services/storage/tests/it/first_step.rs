@@ -16,7 +16,8 @@ use crate::creation::{kept, whole};
 use crate::places::{Redis, scenarios};
 use crate::stage::{CONTEXT, EXECUTOR, Stage, create, failure, json, script};
 
-const MESSAGE: u32 = (1 << 30) + 7;
+/// Message that carries the first node.
+pub(crate) const MESSAGE: u32 = (1 << 30) + 7;
 const MADE_MILLIS: u64 = 1_763_690_000_125;
 const DUE_MILLIS: u64 = 1_763_690_060_125;
 
@@ -90,7 +91,7 @@ fn message(id: u32, execution: &Execution) -> wire::OutgoingMessage {
 }
 
 /// A flow of two nodes, whose first was dispatched before anything had a number.
-fn with_first_step(uid: FlowUid) -> wire::CreateFlowRequest {
+pub(crate) fn with_first_step(uid: FlowUid) -> wire::CreateFlowRequest {
     let job_key =
         JobKey { context: ContextUid(Uid::from_bits(0)), flow: uid, job: JobId(1), attempt: Attempt(1) };
     let stored = |node: &FlowNode| wire::StoredNode {

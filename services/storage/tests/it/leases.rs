@@ -15,12 +15,12 @@ use tonic::{Code, Streaming};
 
 use crate::stage::{CONTEXT, EXECUTOR, Running, Stage, failure};
 
-/// A joined replica.
-struct Replica {
+/// A replica with its stream.
+pub(crate) struct Replica {
     name: &'static str,
     owner: String,
-    beats: Option<mpsc::Sender<wire::JoinRequest>>,
-    news: Streaming<wire::JoinResponse>,
+    pub(crate) beats: Option<mpsc::Sender<wire::JoinRequest>>,
+    pub(crate) news: Streaming<wire::JoinResponse>,
 }
 
 impl Replica {
@@ -28,19 +28,24 @@ impl Replica {
         Self::join_as(stage, name, OwnerId::random().to_string()).await
     }
 
-    async fn join_as(stage: &Stage, name: &'static str, owner: String) -> Self {
+    /// Says `hello` or `again`, whatever is answered.
+    pub(crate) async fn open(stage: &Stage, name: &'static str, owner: String, again: bool) -> Self {
         let (beats, requests) = mpsc::channel(16);
         let address = format!("https://{name}:7702");
-        let hello = wire::JoinHello { name: name.to_owned(), owner: owner.clone(), address, again: false };
+        let hello = wire::JoinHello { name: name.to_owned(), owner: owner.clone(), address, again };
         beats.send(wire::JoinRequest { hello: Some(hello) }).await.unwrap();
         let news = stage.flows().join(ReceiverStream::new(requests)).await.unwrap().into_inner();
-        let mut replica = Self { name, owner, beats: Some(beats), news };
+        Self { name, owner, beats: Some(beats), news }
+    }
+
+    pub(crate) async fn join_as(stage: &Stage, name: &'static str, owner: String) -> Self {
+        let mut replica = Self::open(stage, name, owner, false).await;
         assert!(replica.replicas().await.contains(&name.to_owned()), "who lives comes first");
         assert_eq!(replica.next().await, News::Resync(wire::Resync {}));
         replica
     }
 
-    async fn beat(&self) {
+    pub(crate) async fn beat(&self) {
         self.beats.as_ref().unwrap().send(wire::JoinRequest { hello: None }).await.unwrap();
     }
 
@@ -78,7 +83,7 @@ impl Replica {
         flows
     }
 
-    async fn end(&mut self) -> (Code, String) {
+    pub(crate) async fn end(&mut self) -> (Code, String) {
         loop {
             match self.news.message().await {
                 Ok(Some(_)) => {}
@@ -89,7 +94,7 @@ impl Replica {
     }
 }
 
-async fn with_lease(layout: Layout, lease: Duration) -> Stage {
+pub(crate) async fn with_lease(layout: Layout, lease: Duration) -> Stage {
     Stage::with(RedisServer::start(), Config { layout, lease, ..Config::default() }).await
 }
 
@@ -194,25 +199,14 @@ async fn a_beat_that_comes_too_late_prolongs_nothing() {
 async fn whoever_joins_again_must_not_have_lost_the_lease() {
     let stage = with_lease(Layout::Database, Duration::from_secs(3600)).await;
     let mut replica = Replica::join(&stage, "a").await;
-    let again = |owner: &str| wire::JoinHello {
-        name: "a".to_owned(),
-        owner: owner.to_owned(),
-        address: "https://a:7702".to_owned(),
-        again: true,
-    };
-    let join = async |hello: wire::JoinHello| {
-        let (beats, requests) = mpsc::channel(1);
-        beats.send(wire::JoinRequest { hello: Some(hello) }).await.unwrap();
-        let answer =
-            async { stage.flows().join(ReceiverStream::new(requests)).await?.into_inner().message().await };
-        answer.await.map(drop)
-    };
-    join(again(&replica.owner)).await.expect("the lease stands");
+    let again =
+        async |owner: &str| Replica::open(&stage, "a", owner.to_owned(), true).await.news.message().await;
+    again(&replica.owner).await.expect("the lease stands");
     let other = OwnerId::random().to_string();
     let refused = (Code::Aborted, "LEASE_LOST".to_owned());
-    assert_eq!(failure(join(again(&other)).await), refused, "another start has it");
+    assert_eq!(failure(again(&other).await), refused, "another start has it");
     lapse(&stage, &replica).await;
-    assert_eq!(failure(join(again(&replica.owner)).await), refused, "it has ended");
+    assert_eq!(failure(again(&replica.owner).await), refused, "it has ended");
     replica.beat().await;
     assert_eq!(replica.end().await, refused);
 }
@@ -313,7 +307,8 @@ async fn storage_that_ends_leaves_the_lease() {
     assert_eq!(other.end().await.0, Code::Ok);
 }
 
-async fn start(stage: &Stage, flow: &Running) {
+/// Starts a flow that has its nodes, without an owner.
+pub(crate) async fn start(stage: &Stage, flow: &Running) {
     let request = wire::StartFlowRequest {
         context_id: CONTEXT,
         flow_id: flow.id,

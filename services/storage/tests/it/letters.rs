@@ -15,7 +15,7 @@ use crate::places::{Redis, scenarios};
 use crate::stage::{ADMIN, CONTEXT, EXECUTOR, READER, Router, STRANGER, Stage, failure, key_of};
 
 /// The number of an actor's first message: the ones below are for programs that choose theirs.
-const FIRST: u32 = (1 << 30) + 1;
+pub(crate) const FIRST: u32 = (1 << 30) + 1;
 
 pub(crate) fn chat(to: &str, text: &str) -> v1::SendMessageRequest {
     v1::SendMessageRequest {
@@ -45,7 +45,7 @@ async fn find(stage: &Stage<impl Redis>, actor: u32, key: &str) -> Result<v1::Me
     found.map(|found| found.into_inner().message.unwrap())
 }
 
-async fn remove(stage: &Stage<impl Redis>, actor: u32, key: &str) -> Result<(), tonic::Status> {
+pub(crate) async fn remove(stage: &Stage<impl Redis>, actor: u32, key: &str) -> Result<(), tonic::Status> {
     let message =
         Some(v1::DeleteMessageRequest { context_id: CONTEXT, key: key.to_owned(), ..Default::default() });
     let request = wire::RemoveMessageRequest { message, on_behalf_of: actor };

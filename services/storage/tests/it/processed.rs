@@ -22,12 +22,12 @@ async fn has_status(stage: &Stage<impl Redis>, id: u32, status: &str) -> BTreeMa
 }
 
 /// A message with `count` nodes.
-fn carrying(flow: &Running, id: u32, count: usize) -> wire::OutgoingMessage {
+pub(crate) fn carrying(flow: &Running, id: u32, count: usize) -> wire::OutgoingMessage {
     wire::OutgoingMessage { nodes: vec![Bytes::from_static(b"{}"); count], ..flow.message(id) }
 }
 
 /// The nodes at these places, whose attempts have ended, with the messages that carried them.
-fn ended(flow: &Running, places: &[(u32, u32)]) -> wire::CommitRequest {
+pub(crate) fn ended(flow: &Running, places: &[(u32, u32)]) -> wire::CommitRequest {
     let node = |(place, message): &(u32, u32)| {
         let mut node = flow.node(*place);
         node.state = NodeState::Completed;

@@ -13,7 +13,7 @@ use crate::places::{Redis, scenarios};
 use crate::stage::{CONTEXT, EXECUTOR, READER, Router, Running, Stage, create, failure, key_of};
 
 /// The context takes such messages.
-async fn allow(stage: &Stage<impl Redis>) {
+pub(crate) async fn allow(stage: &Stage<impl Redis>) {
     let set = Cmd::new("HSET").arg(&stage.keys().context()).arg("settings");
     stage.ask(set.arg(r#"{"executors_may_submit":true,"raw_publish":true}"#)).await;
 }
@@ -23,7 +23,7 @@ fn key(stage: &Stage<impl Redis>, id: u32) -> String {
     format!("{}message:{EXECUTOR}:{id}", stage.keys().prefix())
 }
 
-async fn push(stage: &Stage<impl Redis>, key: &str, fields: &[(&str, &str)]) {
+pub(crate) async fn push(stage: &Stage<impl Redis>, key: &str, fields: &[(&str, &str)]) {
     let set =
         fields.iter().fold(Cmd::new("HSET").arg(key), |set, (field, value)| set.arg(*field).arg(*value));
     stage.ask(set).await;
@@ -49,7 +49,7 @@ async fn one(router: &mut Router) -> (wire::HeldMessage, Kind) {
     (message, kind)
 }
 
-const JOBS: &str = r#"[
+pub(crate) const JOBS: &str = r#"[
     {"id": 7, "caller_id": 2, "script": "1", "script_type": "python", "timeout": 60, "retries": 2,
      "env_vars": {"A": "1"}, "prerequisites": ["signal:go"], "status": "dispatched", "result": {}},
     {"id": 8, "script": "2", "script_type": "sal", "dependends": [7]}
@@ -219,18 +219,23 @@ async fn chat_goes_on_as_a_letter(stage: Stage<impl Redis>) {
 }
 
 /// A flow of two nodes that was made of message 7 of the executor, and runs.
-async fn flow_of_message(stage: &Stage<impl Redis>) -> Running {
+pub(crate) async fn flow_of_message(stage: &Stage<impl Redis>) -> Running {
+    let flow = created_of_message(stage).await;
+    stage.start_flow(flow).await
+}
+
+/// A flow of two nodes that was made of message 7 of the executor, before its start.
+pub(crate) async fn created_of_message(stage: &Stage<impl Redis>) -> Running {
     let request = wire::CreateFlowRequest {
         message_key: "message:2:7".to_owned(),
         request_id: "message:2:7".to_owned(),
         request_hash: "x".to_owned(),
         ..create(2)
     };
-    let flow = stage.created_by(request).await;
-    stage.start_flow(flow).await
+    stage.created_by(request).await
 }
 
-fn ends(flow: &Running, status: v1::FlowStatus) -> wire::CommitRequest {
+pub(crate) fn ends(flow: &Running, status: v1::FlowStatus) -> wire::CommitRequest {
     let change = wire::FlowChange { status: status.into(), ..Default::default() };
     let node = |place| {
         let node = flow.node(place);
@@ -327,7 +332,7 @@ async fn a_flow_ends_whatever_became_of_its_message(stage: Stage<impl Redis>) {
 }
 
 /// Runs an ended flow again under a new owner.
-async fn restarted(stage: &Stage<impl Redis>, flow: Running, generation: u32) -> Running {
+pub(crate) async fn restarted(stage: &Stage<impl Redis>, flow: Running, generation: u32) -> Running {
     let request = wire::RestartFlowRequest {
         context_id: CONTEXT,
         flow_id: flow.id,

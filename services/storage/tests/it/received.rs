@@ -18,7 +18,7 @@ use crate::places::{Redis, scenarios};
 use crate::stage::{ADMIN, CONTEXT, EXECUTOR, READER, STRANGER, Stage, failure, json, key_of};
 
 /// A letter from elsewhere to the reader, in the context that it names.
-fn letter(number: u32) -> DirectMessage {
+pub(crate) fn letter(number: u32) -> DirectMessage {
     let now = Timestamp::now();
     DirectMessage {
         origin: DirectMessageOrigin {
@@ -40,7 +40,7 @@ fn letter(number: u32) -> DirectMessage {
     }
 }
 
-async fn accept(
+pub(crate) async fn accept(
     stage: &Stage<impl Redis>,
     letter: &DirectMessage,
     verified: bool,
@@ -49,7 +49,7 @@ async fn accept(
     stage.letters().accept_letter(request).await.unwrap().into_inner()
 }
 
-async fn accepted(stage: &Stage<impl Redis>, letter: &DirectMessage) -> String {
+pub(crate) async fn accepted(stage: &Stage<impl Redis>, letter: &DirectMessage) -> String {
     let answer = accept(stage, letter, false).await;
     assert_eq!((answer.reason.as_str(), answer.duplicate), ("", false), "{}", answer.refusal);
     answer.message_key
@@ -102,7 +102,7 @@ fn texts(messages: &[v1::Message]) -> Vec<&str> {
     messages.iter().map(|message| message.text.as_str()).collect()
 }
 
-async fn acknowledge(
+pub(crate) async fn acknowledge(
     stage: &Stage<impl Redis>,
     actor: u32,
     actor_id: u32,
@@ -347,14 +347,20 @@ async fn an_inbox_holds_so_many_bytes(stage: Stage<impl Redis>) {
     assert_eq!(waiting().await, None);
 }
 
+/// Adds to the messages of which nothing more is expected as many newer ones as leave room for one.
+pub(crate) async fn fill_done(stage: &Stage<impl Redis>) {
+    let fill = "for n = 1, ARGV[1] do redis.call('ZADD', KEYS[1], 1e9 + n, 'gone:' .. n) end";
+    let done = stage.keys().letters_done();
+    stage.ask(Cmd::new("EVAL").arg(fill).arg(1).arg(&done).arg(limits::MESSAGES_DONE_MAX - 1)).await;
+}
+
 async fn of_what_was_read_the_oldest_goes(stage: Stage<impl Redis>) {
     let mut keys = Vec::new();
     for n in 1..=4 {
         keys.push(accepted(&stage, &letter(n)).await);
     }
-    let fill = "for n = 1, ARGV[1] do redis.call('ZADD', KEYS[1], 1e9 + n, 'gone:' .. n) end";
     let done = stage.keys().letters_done();
-    stage.ask(Cmd::new("EVAL").arg(fill).arg(1).arg(&done).arg(limits::MESSAGES_DONE_MAX - 1)).await;
+    fill_done(&stage).await;
     acknowledge(&stage, READER, 0, &[&keys[1]]).await.unwrap();
     assert!(find(&stage, READER, &keys[1]).await.is_ok());
     acknowledge(&stage, READER, 0, &[&keys[2]]).await.unwrap();

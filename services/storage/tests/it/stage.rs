@@ -347,6 +347,13 @@ impl Router {
         messages
     }
 
+    /// Ends its half of the stream, and comes when storage knows no such router any more.
+    pub(crate) async fn leave(self) {
+        let Self { frames, mut answers } = self;
+        drop(frames);
+        while let Ok(Some(_)) = answers.message().await {}
+    }
+
     pub(crate) async fn dropped(&self, context_uid: &str, runner_id: u32) {
         let dropped = wire::ContextDropped { context_uid: context_uid.to_owned(), runner_id };
         let frame = wire::TakeRequest { frame: Some(wire::take_request::Frame::Dropped(dropped)) };
