@@ -74,13 +74,13 @@ fn channel(pki: &Path, caller: &str, (service, port): (ServiceName, u16)) -> Cha
     Channel::remote(&address, &tls, Some(service.as_str())).expect("a way there")
 }
 
-/// How a stream has fared so far.
+/// State of a stream so far.
 #[derive(Debug, Clone, Default)]
-struct Fared {
+struct StreamHealth {
     /// True while the stream is open.
     stands: bool,
     /// True after an answer since the stream was opened.
-    heard: bool,
+    has_answered: bool,
     /// True when the stream came to its end.
     is_over: bool,
     /// How often it broke.
@@ -93,7 +93,7 @@ struct Fared {
 struct Kept {
     service: ServiceName,
     method: &'static str,
-    fared: watch::Receiver<Fared>,
+    health: watch::Receiver<StreamHealth>,
 }
 
 impl Kept {
@@ -101,53 +101,53 @@ impl Kept {
     fn open(processes: &Processes, (service, caller, method, body): Kind) -> Self {
         let at = (service, processes.port_of(service));
         let channel = channel(&processes.dir().join("pki"), caller, at);
-        let (fared, told) = watch::channel(Fared::default());
-        tokio::spawn(keep(channel, method, body, fared));
-        Self { service, method, fared: told }
+        let (health, health_receiver) = watch::channel(StreamHealth::default());
+        tokio::spawn(keep(channel, method, body, health));
+        Self { service, method, health: health_receiver }
     }
 
-    /// Waits until it has fared like that.
-    async fn until(&mut self, fared: impl Fn(&Fared) -> bool, what: &str) {
-        let waiting = tokio::time::timeout(PATIENCE, self.fared.wait_for(|now| fared(now)));
+    /// Waits until the stream is in such a state.
+    async fn until(&mut self, is_reached: impl Fn(&StreamHealth) -> bool, what: &str) {
+        let waiting = tokio::time::timeout(PATIENCE, self.health.wait_for(|now| is_reached(now)));
         let waited = waiting.await.map(|known| known.is_ok());
-        assert_eq!(waited, Ok(true), "{} {what}: {:?}", self.method, self.fared.borrow());
+        assert_eq!(waited, Ok(true), "{} {what}: {:?}", self.method, self.health.borrow());
     }
 }
 
-async fn keep(channel: Channel, method: &'static str, body: Value, fared: watch::Sender<Fared>) {
+async fn keep(channel: Channel, method: &'static str, body: Value, health: watch::Sender<StreamHealth>) {
     let description = Methods::new().get(method);
     // Its one answer comes at the end.
     let waits = method == "FlowService/RunJob";
     loop {
         let opened = wait_until(
             || async {
-                fared.send_modify(|now| now.stands = waits);
+                health.send_modify(|now| now.stands = waits);
                 let opened = wire::open(channel.clone(), &description, &body).await;
-                opened.map_err(|status| note(&fared, &status)).ok()
+                opened.map_err(|status| note(&health, &status)).ok()
             },
             PATIENCE,
             format!("{method} is answered again"),
         );
         let mut answers = opened.await;
-        fared.send_modify(|now| now.stands = true);
+        health.send_modify(|now| now.stands = true);
         let ended = loop {
             match answers.message().await {
-                Ok(Some(_)) => fared.send_modify(|now| now.heard = true),
+                Ok(Some(_)) => health.send_modify(|now| now.has_answered = true),
                 Ok(None) => break None,
                 Err(status) => break Some(status),
             }
         };
         match ended {
-            None => return fared.send_modify(|now| now.is_over = true),
-            Some(status) => note(&fared, &status),
+            None => return health.send_modify(|now| now.is_over = true),
+            Some(status) => note(&health, &status),
         }
     }
 }
 
-fn note(fared: &watch::Sender<Fared>, status: &Status) {
-    fared.send_modify(|now| {
+fn note(health: &watch::Sender<StreamHealth>, status: &Status) {
+    health.send_modify(|now| {
         now.breaks += usize::from(now.stands);
-        (now.stands, now.heard) = (false, false);
+        (now.stands, now.has_answered) = (false, false);
         now.errors.entry(rpc::code_name(status.code())).or_insert_with(|| status.message().to_owned());
     });
 }
@@ -197,15 +197,15 @@ impl Listeners {
         self.runtime.block_on(async {
             for kept in &mut self.kept {
                 if KEPT_WITHOUT_STORAGE.contains(&kept.method) && kept.method != "FlowService/RunJob" {
-                    kept.until(|now| now.heard, "says something").await;
+                    kept.until(|now| now.has_answered, "says something").await;
                 }
             }
         });
         let job = (self.flow + 1).to_string();
         let nodes = ["--output", "json", "flow", "nodes", &job];
         let runs = || {
-            let told = command(&processes.profile(), &nodes).output().expect("it starts");
-            String::from_utf8_lossy(&told.stdout).contains("NODE_STATE_RUNNING").then_some(())
+            let listed = command(&processes.profile(), &nodes).output().expect("it starts");
+            String::from_utf8_lossy(&listed.stdout).contains("NODE_STATE_RUNNING").then_some(())
         };
         wait_until_blocking(runs, PATIENCE, "the job that is waited for runs");
     }
@@ -215,7 +215,7 @@ impl Listeners {
         if victim == "storage" {
             self.all_are_kept(processes);
         }
-        let breaks: Vec<_> = self.kept.iter().map(|kept| kept.fared.borrow().breaks).collect();
+        let breaks: Vec<_> = self.kept.iter().map(|kept| kept.health.borrow().breaks).collect();
         end();
         self.runtime.block_on(async {
             for (kept, before) in self.kept.iter_mut().zip(&breaks) {
@@ -228,8 +228,8 @@ impl Listeners {
         self.all_stand();
         for (kept, before) in self.kept.iter().zip(breaks) {
             if victim == "storage" && KEPT_WITHOUT_STORAGE.contains(&kept.method) {
-                let fared = kept.fared.borrow();
-                assert_eq!(fared.breaks, before, "{} goes on: {fared:?}", kept.method);
+                let health = kept.health.borrow();
+                assert_eq!(health.breaks, before, "{} goes on: {health:?}", kept.method);
             }
         }
     }
@@ -243,8 +243,8 @@ impl Listeners {
         self.runtime.block_on(watching.until(|now| now.is_over, "is told of the end"));
         let unavailable = rpc::code_name(Code::Unavailable);
         let mut wrong = Vec::new();
-        for Kept { method, fared, .. } in &self.kept {
-            let errors = fared.borrow().errors.clone().into_iter().filter(|(code, _)| *code != unavailable);
+        for Kept { method, health, .. } in &self.kept {
+            let errors = health.borrow().errors.clone().into_iter().filter(|(code, _)| *code != unavailable);
             wrong.extend(errors.map(|(code, message)| format!("{method}: {code}: {message}")));
         }
         assert!(wrong.is_empty(), "{}", wrong.join("\n"));
@@ -252,7 +252,7 @@ impl Listeners {
 }
 
 #[test]
-fn whoever_is_killed_the_streams_of_others_go_on_or_are_unavailable() {
+fn streams_of_other_services_go_on_or_are_unavailable_when_one_is_killed() {
     let dir = tempfile::tempdir().expect("a directory");
     let processes = Processes::start(&dir.path().join("suite"), &[]);
     let mut listeners = Listeners::begin(&processes);
@@ -263,7 +263,7 @@ fn whoever_is_killed_the_streams_of_others_go_on_or_are_unavailable() {
 }
 
 #[test]
-fn whoever_is_told_to_end_ends_its_streams_and_cuts_none() {
+fn a_service_that_stops_ends_its_streams_and_cuts_none() {
     let dir = tempfile::tempdir().expect("a directory");
     // Streams that are not ended would hold a process up for longer than this test waits.
     let processes = Processes::start(&dir.path().join("suite"), &[("MYCORA_DRAIN_SECS", "600")]);
@@ -281,12 +281,12 @@ fn whoever_is_told_to_end_ends_its_streams_and_cuts_none() {
 }
 
 /// Stream of answers to one call of actor 1.
-struct Heard {
+struct AnswerStream {
     method: MethodDescriptor,
     answers: Streaming<Bytes>,
 }
 
-impl Heard {
+impl AnswerStream {
     async fn open(actor: &Channel, method: &str) -> Self {
         let method = Methods::new().get(method);
         let answers = wire::open(actor.clone(), &method, &json!({"contextId": 1})).await.expect("a reader");
@@ -322,8 +322,8 @@ fn runners_and_messages_are_told_once_over_the_end_of_storage() {
         |service| channel(&processes.dir().join("pki"), "actor-1", (service, processes.port_of(service)));
     Runtime::new().expect("a runtime").block_on(async {
         let (registry, router) = (way(ServiceName::RunnerRegistry), way(ServiceName::Router));
-        let mut runners = Heard::open(&registry, "RunnerService/WatchRunners").await;
-        let mut messages = Heard::open(&router, "MessageService/ReceiveMessages").await;
+        let mut runners = AnswerStream::open(&registry, "RunnerService/WatchRunners").await;
+        let mut messages = AnswerStream::open(&router, "MessageService/ReceiveMessages").await;
         let send = |text: &'static str, request: &'static str| {
             let method = Methods::new().get("MessageService/SendMessage");
             let body = json!({
@@ -332,7 +332,7 @@ fn runners_and_messages_are_told_once_over_the_end_of_storage() {
             let router = router.clone();
             async move { wire::call(router, None, &method, &body).await.expect("it is sent") }
         };
-        let mut told = runners.next("runner").await;
+        let mut record = runners.next("runner").await;
         send("first", "2b0d9b1c-6f0e-4b0e-9d3e-0c6a3f1d7a01").await;
         assert_eq!(messages.texts().await, ["first"]);
 
@@ -341,14 +341,14 @@ fn runners_and_messages_are_told_once_over_the_end_of_storage() {
         send("second", "2b0d9b1c-6f0e-4b0e-9d3e-0c6a3f1d7a02").await;
         assert_eq!(messages.texts().await, ["second"], "the first was told, and is not acknowledged");
         let drain = json!({
-            "requestId": "2b0d9b1c-6f0e-4b0e-9d3e-0c6a3f1d7a03", "contextId": 1, "runnerId": told["id"]
+            "requestId": "2b0d9b1c-6f0e-4b0e-9d3e-0c6a3f1d7a03", "contextId": 1, "runnerId": record["id"]
         });
         let method = Methods::new().get("RunnerService/DrainRunner");
         wire::call(registry, None, &method, &drain).await.expect("an admin");
-        while told["drainTime"].is_null() {
+        while record["drainTime"].is_null() {
             let next = runners.next("runner").await;
-            assert_ne!(next, told, "it was told");
-            told = next;
+            assert_ne!(next, record, "it was told");
+            record = next;
         }
     });
 }

@@ -160,10 +160,13 @@ fn what_others_could_have_changed_is_refused() {
             let path = path.canonicalize().expect("there");
             let before = mode(&path);
             set_permissions(&path, Permissions::from_mode(open)).expect("it is there");
-            let said = home.refused_up();
+            let printed = home.refused_up();
             set_permissions(&path, Permissions::from_mode(before)).expect("it is there");
             let named = format!("{advice} {}`", path.display());
-            assert!(said.contains(&named) && said.contains(&format!("{open:04o}")), "{name}: {said}");
+            assert!(
+                printed.contains(&named) && printed.contains(&format!("{open:04o}")),
+                "{name}: {printed}"
+            );
         }
     }
 }
@@ -184,9 +187,9 @@ fn a_client_refuses_a_key_that_others_read() {
             let path = home.path(name);
             let before = mode(&path);
             set_permissions(&path, Permissions::from_mode(open)).expect("it is there");
-            let said = stderr(&list(), 2);
+            let printed = stderr(&list(), 2);
             set_permissions(&path, Permissions::from_mode(before)).expect("it is there");
-            assert!(said.contains(advice) && said.contains(name), "{said}");
+            assert!(printed.contains(advice) && printed.contains(name), "{printed}");
         }
         stdout(&list(), 0);
         up.terminate();

@@ -79,7 +79,7 @@ fn up_is_killed_and_goes_on() {
 }
 
 #[test]
-fn whoever_carries_a_message_may_die_anywhere() {
+fn each_carrier_of_a_message_may_die_anywhere() {
     let dir = tempfile::tempdir().expect("a directory");
     let mut processes = Processes::start(&dir.path().join("suite"), &[]);
     let witness = Witness::new(dir.path());
@@ -115,7 +115,7 @@ const CREATION_POINTS: [&str; 3] = ["storage.create.before", "storage.create.sto
 
 /// The change that creates a flow starts it too, and sends its first job: it runs, whether or not the caller got the answer.
 #[test]
-fn a_flow_runs_whose_creation_was_answered_to_nobody() {
+fn a_flow_runs_whose_creation_was_never_answered() {
     let dir = tempfile::tempdir().expect("a directory");
     let mut processes = Processes::start(&dir.path().join("suite"), &[]);
     let witness = Witness::new(dir.path());

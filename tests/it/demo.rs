@@ -77,11 +77,11 @@ fn the_demo_of_sagas_shows_four_orders_that_go_four_ways_and_leaves_nothing() {
     assert!(what.starts_with("its payment's answer was lost, asked for and found: charged once; "), "{what}");
     assert!(what.contains("label LBL-1004-"), "{what}");
     assert!(orders.get(4).is_none(), "{orders}");
-    let said = stderr(&out, 0);
+    let printed = stderr(&out, 0);
     for line in
         ["stand-ins on this machine: payments https://localhost:", "order 1003 is compensated: not paid"]
     {
-        assert!(said.contains(line), "{line}: {said}");
+        assert!(printed.contains(line), "{line}: {printed}");
     }
     assert_eq!(processes_in(dir.path()), Vec::<String>::new(), "left running");
     assert!(is_empty(dir.path()), "left on the disk");
@@ -91,10 +91,10 @@ fn the_demo_of_sagas_shows_four_orders_that_go_four_ways_and_leaves_nothing() {
 fn the_demo_of_sagas_says_that_it_has_no_server_before_it_starts_anything() {
     let dir = tempfile::tempdir().expect("a directory");
     let out = demo_of_sagas(dir.path(), &["--nats-server", "none"]);
-    let said = stderr(&out, 3);
+    let printed = stderr(&out, 3);
     assert!(
-        said.contains("none is no `nats-server` that can be used") && !said.contains("starting"),
-        "{said}"
+        printed.contains("none is no `nats-server` that can be used") && !printed.contains("starting"),
+        "{printed}"
     );
     assert!(is_empty(dir.path()), "something was made");
 }
@@ -132,10 +132,13 @@ fn a_machine_without_a_server_is_told_what_to_install() {
             println!("left out: this machine does not let a test hide {OF_DEBIAN}");
             return;
         };
-        let said = stderr(&out, 3);
-        assert!(said.contains("there is no `nats-server` on this machine"), "{said}");
-        assert!(said.contains("`apt-get install nats-server`") && said.contains("--nats-url"), "{said}");
-        assert!(!said.contains("starting"), "{said}");
+        let printed = stderr(&out, 3);
+        assert!(printed.contains("there is no `nats-server` on this machine"), "{printed}");
+        assert!(
+            printed.contains("`apt-get install nats-server`") && printed.contains("--nats-url"),
+            "{printed}"
+        );
+        assert!(!printed.contains("starting"), "{printed}");
     }
     assert_eq!(std::fs::read_dir(dir.path()).expect("a directory").count(), 1, "only the empty directory");
     assert_eq!(processes_in(dir.path()), Vec::<String>::new(), "left running");

@@ -118,7 +118,7 @@ fn refusal(up: &Up) -> Option<rpc::ErrorView> {
 
 #[test]
 fn one_tenant_fills_the_disk_and_the_others_go_on() {
-    let Some(disk) = SmallDisk::new(DISK_MIB) else { return below_a_floor_that_is_told() };
+    let Some(disk) = SmallDisk::new(DISK_MIB) else { return below_a_configured_floor() };
     let files = tempfile::tempdir().expect("a directory");
     let up = Up::start(&disk.path().join("data"), &[]);
     second_tenant(&up);
@@ -156,7 +156,7 @@ fn one_tenant_fills_the_disk_and_the_others_go_on() {
 }
 
 /// Without a disk of its own: the floor lies above what is free.
-fn below_a_floor_that_is_told() {
+fn below_a_configured_floor() {
     let dir = TempDir::new().expect("a directory");
     let data = dir.path().join("data");
     let up = Up::start(&data, &["--disk-floor", "9000000000000000000"]);
@@ -169,6 +169,6 @@ fn below_a_floor_that_is_told() {
 }
 
 #[test]
-fn nothing_starts_below_a_floor_that_is_told() {
-    below_a_floor_that_is_told();
+fn nothing_starts_below_a_configured_floor() {
+    below_a_configured_floor();
 }

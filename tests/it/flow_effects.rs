@@ -36,7 +36,7 @@ struct Stage {
 }
 
 /// A provider, and the ends that it reports.
-struct Told {
+struct ObservedProvider {
     provider: FlowProvider,
     ends: mpsc::UnboundedReceiver<(CommandId, ProviderAnswer)>,
     /// Calls whose flows were reported alive.
@@ -78,11 +78,11 @@ impl Stage {
         anonymous.channel().expect("a channel")
     }
 
-    fn provider(&self) -> Told {
+    fn provider(&self) -> ObservedProvider {
         self.provider_at(self.scene.up.port())
     }
 
-    fn provider_at(&self, port: u16) -> Told {
+    fn provider_at(&self, port: u16) -> ObservedProvider {
         let ProviderTransport::Flow(transport) = &self.defined.transport else { panic!("a flow") };
         let files = FlowFiles::read(&self.defined.effects, self.scene.path()).expect("they are good");
         let (to, ends) = mpsc::unbounded_channel();
@@ -93,14 +93,14 @@ impl Stage {
             trust_domain: TrustDomain::default(),
             secrets: Arc::new(Secrets::in_directory(self.scene.path().join("secrets"))),
             context_of: Arc::new(|_| Some(ContextId(1))),
-            notify: Arc::new(move |command, word| match word {
+            notify: Arc::new(move |command, message| match message {
                 CallMessage::Answer(answer) => to.send((command, answer)).is_ok(),
                 // Whether flows are followed is up to each test.
                 CallMessage::Beat => to_beats.send(command).is_ok(),
-                word => panic!("{word:?}"),
+                message => panic!("{message:?}"),
             }),
         };
-        Told { provider: FlowProvider::new(transport, files, around), ends, beats }
+        ObservedProvider { provider: FlowProvider::new(transport, files, around), ends, beats }
     }
 
     /// A call of an effect, ordered this long ago. Equal numbers are one command.
@@ -132,7 +132,7 @@ impl Stage {
     }
 }
 
-impl Told {
+impl ObservedProvider {
     /// Makes a call that is waited for; gives the number of its flow.
     async fn begin(&self, call: &ProviderCall) -> String {
         let answer = self.provider.call(call).await;
@@ -142,8 +142,8 @@ impl Told {
 
     /// The next reported end, which is of this call.
     async fn end(&mut self, call: &ProviderCall) -> ProviderAnswer {
-        let told = tokio::time::timeout(PATIENCE, self.ends.recv()).await;
-        let (command, answer) = told.expect("an end is told").expect("the provider lives");
+        let received = tokio::time::timeout(PATIENCE, self.ends.recv()).await;
+        let (command, answer) = received.expect("an end is told").expect("the provider lives");
         assert_eq!(command, call.command);
         answer
     }
@@ -162,30 +162,30 @@ fn label(code: &str) -> ProviderAnswer {
 fn a_flow_runs_once_for_a_command_and_its_result_is_the_answer() {
     let stage = Stage::new();
     runtime().block_on(async {
-        let mut told = stage.provider();
+        let mut observed = stage.provider();
         let call = stage.call("label", 1, Duration::ZERO);
         assert_eq!(
-            told.provider.ask(&call).await,
+            observed.provider.ask(&call).await,
             Some(ProviderAnswer::Passing { why: "it was never submitted".to_owned(), after: None })
         );
-        told.begin(&call).await;
+        observed.begin(&call).await;
         assert!(call.sent.is_raised());
-        assert_eq!(told.end(&call).await, label("o-1"));
-        assert_eq!(told.provider.call(&call).await, label("o-1"));
-        assert_eq!(told.provider.ask(&call).await, Some(label("o-1")));
+        assert_eq!(observed.end(&call).await, label("o-1"));
+        assert_eq!(observed.provider.call(&call).await, label("o-1"));
+        assert_eq!(observed.provider.ask(&call).await, Some(label("o-1")));
         let other = ProviderCall {
             input: Arc::new(Json::object([("order_id", Json::text("other"))])),
             ..call.clone()
         };
-        assert_eq!(told.provider.call(&other).await, label("o-1"), "its flow is that of the first time");
+        assert_eq!(observed.provider.call(&other).await, label("o-1"), "its flow is that of the first time");
         assert_eq!(stage.flows(), 1);
 
         // Of an old command the scheduler has forgotten the request: its flow is found by its name.
         let old = stage.call("label", 2, Duration::from_secs(48 * 3600));
-        told.begin(&old).await;
-        assert_eq!(told.end(&old).await, label("o-2"));
+        observed.begin(&old).await;
+        assert_eq!(observed.end(&old).await, label("o-2"));
         let again = ProviderCall { input: other.input, sent: SentFlag::default(), ..old.clone() };
-        assert_eq!(told.provider.call(&again).await, label("o-2"));
+        assert_eq!(observed.provider.call(&again).await, label("o-2"));
         assert!(!again.sent.is_raised(), "nothing was submitted");
         assert_eq!(stage.flows(), 2);
     });
@@ -196,30 +196,30 @@ fn a_flow_runs_once_for_a_command_and_its_result_is_the_answer() {
 fn a_flow_that_fails_names_its_nodes_and_one_that_is_stopped_is_cancelled() {
     let stage = Stage::new();
     runtime().block_on(async {
-        let mut told = stage.provider();
+        let mut observed = stage.provider();
         let bad = stage.call("bad", 1, Duration::ZERO);
-        let flow = told.begin(&bad).await;
-        let ProviderAnswer::Failed { code, payload } = told.end(&bad).await else { panic!("it fails") };
+        let flow = observed.begin(&bad).await;
+        let ProviderAnswer::Failed { code, payload } = observed.end(&bad).await else { panic!("it fails") };
         assert_eq!(code, "flow_failed");
-        let said = format!("the flow {flow} failed: `print` (EXIT_CODE)");
-        assert_eq!(payload.get("message"), Some(&Json::Text(said)));
+        let message = format!("the flow {flow} failed: `print` (EXIT_CODE)");
+        assert_eq!(payload.get("message"), Some(&Json::Text(message)));
         let Some(Json::List(nodes)) = payload.get("nodes") else { panic!("{payload}") };
         assert_eq!(nodes.len(), 1);
         assert_eq!(nodes[0].get("exit_code"), Some(&Json::Int(3)));
 
         let waits = stage.call("waits", 2, Duration::ZERO);
-        let flow = told.begin(&waits).await;
-        assert_eq!(told.begin(&waits).await, flow, "it runs already");
+        let flow = observed.begin(&waits).await;
+        assert_eq!(observed.begin(&waits).await, flow, "it runs already");
         assert_eq!(
-            told.provider.ask(&waits).await,
+            observed.provider.ask(&waits).await,
             Some(ProviderAnswer::Waiting { external: Some(flow.clone()) }),
             "it is waited for from then on"
         );
-        told.provider.stop(&waits, &flow).await;
-        assert_eq!(told.end(&waits).await, ProviderAnswer::Cancelled);
+        observed.provider.stop(&waits, &flow).await;
+        assert_eq!(observed.end(&waits).await, ProviderAnswer::Cancelled);
         // Once more changes nothing.
-        told.provider.stop(&waits, &flow).await;
-        assert_eq!(told.provider.call(&waits).await, ProviderAnswer::Cancelled);
+        observed.provider.stop(&waits, &flow).await;
+        assert_eq!(observed.provider.call(&waits).await, ProviderAnswer::Cancelled);
     });
     stage.scene.close();
 }
@@ -270,34 +270,34 @@ fn a_flow_that_has_a_heartbeat_shows_that_it_lives_and_no_other_does() {
     runtime().block_on(async {
         let server = SocketAddr::from((Ipv4Addr::LOCALHOST, stage.scene.up.port()));
         let proxy = FaultProxy::start(ProxyTarget::Tcp(server)).await;
-        let mut told = stage.provider_at(proxy.address().port());
+        let mut observed = stage.provider_at(proxy.address().port());
         let (lives, silent) =
             (stage.call("lives", 1, Duration::ZERO), stage.call("waits", 2, Duration::ZERO));
-        let (flow, other) = (told.begin(&lives).await, told.begin(&silent).await);
-        let beaten = async |told: &mut Told| {
-            let beat = tokio::time::timeout(PATIENCE, told.beats.recv()).await;
+        let (flow, other) = (observed.begin(&lives).await, observed.begin(&silent).await);
+        let beaten = async |observed: &mut ObservedProvider| {
+            let beat = tokio::time::timeout(PATIENCE, observed.beats.recv()).await;
             beat.expect("it shows that it lives").expect("the provider lives")
         };
         // Nothing happens to it, and the watch reports that repeatedly.
-        while told.beats.try_recv().is_ok() {}
-        assert_eq!(beaten(&mut told).await, lives.command);
+        while observed.beats.try_recv().is_ok() {}
+        assert_eq!(beaten(&mut observed).await, lives.command);
         // It goes on, behind another end of what is watched.
         proxy.set(ProxyFault::Cut);
-        while told.beats.try_recv().is_ok() {}
+        while observed.beats.try_recv().is_ok() {}
         proxy.restore();
         stdout(&stage.scene.up.mycora(&["flow", "signal", &flow, "more"]), 0);
-        assert_eq!(beaten(&mut told).await, lives.command);
+        assert_eq!(beaten(&mut observed).await, lives.command);
         for flow in [&flow, &other] {
             stage.signal(flow);
         }
         for _ in 0..2 {
-            let end = tokio::time::timeout(PATIENCE, told.ends.recv()).await;
+            let end = tokio::time::timeout(PATIENCE, observed.ends.recv()).await;
             assert_eq!(
                 end.expect("in time").map(|end| end.1),
                 Some(ProviderAnswer::Succeeded(Json::object([])))
             );
         }
-        while let Ok(command) = told.beats.try_recv() {
+        while let Ok(command) = observed.beats.try_recv() {
             assert_eq!(command, lives.command, "the other one has no heartbeat");
         }
     });
@@ -311,20 +311,20 @@ fn ends_are_told_once_each_over_a_connection_that_is_cut() {
     runtime().block_on(async {
         let server = SocketAddr::from((Ipv4Addr::LOCALHOST, stage.scene.up.port()));
         let proxy = FaultProxy::start(ProxyTarget::Tcp(server)).await;
-        let mut told = stage.provider_at(proxy.address().port());
+        let mut observed = stage.provider_at(proxy.address().port());
         let (mut calls, mut flows) = (Vec::new(), Vec::new());
         for number in 1..=CALLS {
             let call = stage.call("waits", number, Duration::ZERO);
-            flows.push(told.begin(&call).await);
+            flows.push(observed.begin(&call).await);
             calls.push(call);
         }
         for (call, flow) in calls.iter().zip(&flows) {
             proxy.cut_once();
             stage.signal(flow);
-            assert_eq!(told.end(call).await, ProviderAnswer::Succeeded(Json::object([])));
+            assert_eq!(observed.end(call).await, ProviderAnswer::Succeeded(Json::object([])));
         }
         assert_eq!(stage.flows() as u128, CALLS);
-        assert!(told.ends.is_empty(), "each is told once");
+        assert!(observed.ends.is_empty(), "each is told once");
     });
     stage.scene.close();
 }
@@ -335,16 +335,16 @@ fn an_end_that_no_watch_can_tell_any_more_is_looked_for() {
     runtime().block_on(async {
         let server = SocketAddr::from((Ipv4Addr::LOCALHOST, stage.scene.up.port()));
         let proxy = FaultProxy::start(ProxyTarget::Tcp(server)).await;
-        let mut told = stage.provider_at(proxy.address().port());
+        let mut observed = stage.provider_at(proxy.address().port());
         let (ends, runs) = (stage.call("waits", 1, Duration::ZERO), stage.call("waits", 2, Duration::ZERO));
-        let (ending, running) = (told.begin(&ends).await, told.begin(&runs).await);
+        let (ending, running) = (observed.begin(&ends).await, observed.begin(&runs).await);
         proxy.set(ProxyFault::Cut);
         stage.signal(&ending);
         assert_eq!(stage.scene.end(ending.parse().expect("a number")).status, "FINISHED");
         stage.scene.up.redis(1, &["XTRIM", "events", "MAXLEN", "1"]);
         let refused = || {
             let unsent = stage.call("waits", 3, Duration::ZERO);
-            let provider = &told.provider;
+            let provider = &observed.provider;
             async move {
                 let answer = provider.call(&unsent).await;
                 matches!(answer, ProviderAnswer::Passing { .. }).then(|| assert!(!unsent.sent.is_raised()))
@@ -352,10 +352,10 @@ fn an_end_that_no_watch_can_tell_any_more_is_looked_for() {
         };
         wait_until(refused, PATIENCE, "nothing can be submitted").await;
         proxy.restore();
-        assert_eq!(told.end(&ends).await, ProviderAnswer::Succeeded(Json::object([])));
+        assert_eq!(observed.end(&ends).await, ProviderAnswer::Succeeded(Json::object([])));
         stage.signal(&running);
-        assert_eq!(told.end(&runs).await, ProviderAnswer::Succeeded(Json::object([])));
-        assert!(told.ends.is_empty(), "each is told once");
+        assert_eq!(observed.end(&runs).await, ProviderAnswer::Succeeded(Json::object([])));
+        assert!(observed.ends.is_empty(), "each is told once");
     });
     stage.scene.close();
 }

@@ -112,7 +112,7 @@ fn what_goes_wrong_is_named() {
 }
 
 #[test]
-fn a_type_that_nobody_offers_waits_and_says_why() {
+fn a_type_that_no_runner_offers_waits_and_says_why() {
     let dir = tempfile::tempdir().expect("a directory");
     let up = Up::start(&dir.path().join("data"), &[]);
     let file =
@@ -200,7 +200,7 @@ fn heavy(count: usize, bytes: usize) -> String {
 }
 
 #[test]
-fn large_results_hold_up_nobody() {
+fn large_results_do_not_hold_up_other_flows() {
     let dir = tempfile::tempdir().expect("a directory");
     let up = Up::start(&dir.path().join("data"), &[]);
     let submit = |text: &str, code: i32| -> Value {

@@ -31,22 +31,22 @@ impl Watch {
         let tls = TlsFiles::new(pki.join("ca.pem"), pki.join("actor-1.pem"), pki.join("actor-1.key"));
         let channel = Channel::remote(&format!("https://127.0.0.1:{port}"), &tls, Some(name));
         let mut client = HealthClient::new(channel.expect("a way there"));
-        let words = client.watch(HealthCheckRequest::default()).await.expect("health is open to all");
-        Self(words.into_inner())
+        let responses = client.watch(HealthCheckRequest::default()).await.expect("health is open to all");
+        Self(responses.into_inner())
     }
 
     /// Waits until the server reports this.
     async fn until(&mut self, name: &str, wanted: ServingStatus) {
         let waiting = async {
-            while let Some(word) = self.0.message().await.expect("the server lives") {
-                if word.status() == wanted {
+            while let Some(response) = self.0.message().await.expect("the server lives") {
+                if response.status() == wanted {
                     return;
                 }
             }
             panic!("{name} has ended its watch");
         };
-        let heard = tokio::time::timeout(PATIENCE, waiting).await;
-        heard.unwrap_or_else(|_| panic!("{name} never said {wanted:?}"));
+        let reported = tokio::time::timeout(PATIENCE, waiting).await;
+        reported.unwrap_or_else(|_| panic!("{name} never said {wanted:?}"));
     }
 }
 
@@ -84,7 +84,7 @@ fn lose(
 }
 
 #[test]
-fn whoever_has_lost_what_it_needs_does_not_serve() {
+fn a_service_that_has_lost_what_it_needs_does_not_serve() {
     let dir = tempfile::tempdir().expect("a directory");
     let processes = Processes::start(&dir.path().join("suite"), &[]);
     let runtime = Runtime::new().expect("a runtime");

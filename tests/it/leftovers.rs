@@ -48,11 +48,11 @@ fn what_is_left_running_is_named_and_fails_the_run() {
 
     let mut by_environment = TestProcess::spawn("one of ours", sleeper("1002").env("TMPDIR", ours.path()));
     let mut by_directory = TestProcess::spawn("another of ours", sleeper("1003").current_dir(ours.path()));
-    let said = stdout(&left_running(ours.path()), 1);
+    let printed = stdout(&left_running(ours.path()), 1);
     for (process, secs) in [(&by_environment, "1002"), (&by_directory, "1003")] {
-        assert!(said.contains(&format!("{}: sleep {secs}", process.pid())), "{said}");
+        assert!(printed.contains(&format!("{}: sleep {secs}", process.pid())), "{printed}");
     }
-    assert_eq!(said.lines().count(), 3, "{said}");
+    assert_eq!(printed.lines().count(), 3, "{printed}");
     for process in [&mut by_environment, &mut by_directory] {
         assert!(!process.wait(PATIENCE).success(), "it was ended");
     }
@@ -71,7 +71,7 @@ fn what_is_left_mounted_is_named_and_fails_the_run() {
         // Who may not mount leaves none.
         return assert_eq!(stdout(&left_running(dir.path()), 0), "");
     }
-    let said = stdout(&left_running(dir.path()), 1);
-    assert_eq!(said, format!("left mounted:\n  {}\n", at.display()));
+    let printed = stdout(&left_running(dir.path()), 1);
+    assert_eq!(printed, format!("left mounted:\n  {}\n", at.display()));
     assert_eq!(stdout(&left_running(dir.path()), 0), "", "it was taken away");
 }

@@ -87,10 +87,10 @@ fn a_log_is_read_whole_and_from_any_place_and_what_is_gone_is_said() {
 
     // Only the tail, and that it is only that.
     let begin = all.len() - TAIL;
-    let (shown, said) = text(&["long", "--tail"]);
+    let (shown, note) = text(&["long", "--tail"]);
     assert_eq!(shown, whole_lines(&all[begin..]));
     let left_out = |why: &str| format!("long: bytes 0 to {begin} of attempt 1 are not shown: {why}\n");
-    assert_eq!(said, left_out("only the tail was asked for"));
+    assert_eq!(note, left_out("only the tail was asked for"));
 
     // The key by which operators read it.
     let (key, file) = only_log(&scene);
@@ -106,12 +106,15 @@ fn a_log_is_read_whole_and_from_any_place_and_what_is_gone_is_said() {
 
     // Its time is over: the rest is sent all the same.
     std::fs::remove_file(file).expect("removed");
-    let (shown, said) = text(&["long"]);
+    let (shown, note) = text(&["long"]);
     assert_eq!(shown, whole_lines(&all[begin..]));
-    assert_eq!(said, left_out(&format!("the log of attempt {key} is not kept any more")));
-    let told = pieces(&scene, &[&id], 0);
-    assert_eq!((told[0].1["reason"].as_str(), told.len()), (Some("LOG_GAP_REASON_NOT_KEPT"), 2));
-    assert_eq!(told[1], (begin as u64, Value::Null));
+    assert_eq!(note, left_out(&format!("the log of attempt {key} is not kept any more")));
+    let pieces_of_log = pieces(&scene, &[&id], 0);
+    assert_eq!(
+        (pieces_of_log[0].1["reason"].as_str(), pieces_of_log.len()),
+        (Some("LOG_GAP_REASON_NOT_KEPT"), 2)
+    );
+    assert_eq!(pieces_of_log[1], (begin as u64, Value::Null));
     scene.close();
 }
 
@@ -127,12 +130,15 @@ fn a_log_is_read_while_it_grows_and_its_machine_may_be_away() {
 
     machine.up.process.kill9();
     let begin = all.len() - TAIL;
-    let told = pieces(&scene, &[&id], 0);
-    assert_eq!((told[0].1["reason"].as_str(), told.len()), (Some("LOG_GAP_REASON_UNREACHABLE"), 2));
+    let pieces_of_log = pieces(&scene, &[&id], 0);
+    assert_eq!(
+        (pieces_of_log[0].1["reason"].as_str(), pieces_of_log.len()),
+        (Some("LOG_GAP_REASON_UNREACHABLE"), 2)
+    );
     let out = scene.up.mycora(&["flow", "logs", &id, "long"]);
     assert_eq!(stdout(&out, 0), whole_lines(&all[begin..]));
-    let said = stderr(&out, 0);
-    assert!(said.contains("the supervisor at grpc://127.0.0.1") && said.contains("be reached"), "{said}");
+    let note = stderr(&out, 0);
+    assert!(note.contains("the supervisor at grpc://127.0.0.1") && note.contains("be reached"), "{note}");
 
     // It comes back, and sends everything. What was lost with it runs again there before long as an attempt of its own,
     // and may have printed by then.
@@ -172,12 +178,12 @@ fn what_was_printed_is_told_with_its_time_and_since_a_time() {
     let times: Vec<(Timestamp, String)> = text(&["--timestamps"])
         .lines()
         .map(|line| {
-            let (time, said) = line.split_once(' ').expect("a time");
-            (Timestamp::from_rfc3339(time).expect("RFC 3339"), said.to_owned())
+            let (time, line_text) = line.split_once(' ').expect("a time");
+            (Timestamp::from_rfc3339(time).expect("RFC 3339"), line_text.to_owned())
         })
         .collect();
-    let said: Vec<&str> = times.iter().map(|(_, said)| said.as_str()).collect();
-    assert_eq!(said, ["early | one", "early | two", "late | three"]);
+    let texts: Vec<&str> = times.iter().map(|(_, text)| text.as_str()).collect();
+    assert_eq!(texts, ["early | one", "early | two", "late | three"]);
     assert!(began <= times[0].0 && times[1].0 <= between, "{times:?} between {began} and {between}");
     assert!(between <= times[2].0 && times[2].0 <= ended, "{times:?} between {between} and {ended}");
 
@@ -188,7 +194,7 @@ fn what_was_printed_is_told_with_its_time_and_since_a_time() {
     let after = (ended + std::time::Duration::from_secs(3600)).rfc3339();
     assert_eq!(text(&["--since", &after]), "");
     let pieces = scene.json(&["flow", "logs", &id_text, "late", "--since", &since], 0);
-    let told = pieces[0]["times"][0]["time"].as_str().and_then(Timestamp::from_rfc3339);
-    assert_eq!(told, Some(times[2].0), "{pieces}");
+    let time = pieces[0]["times"][0]["time"].as_str().and_then(Timestamp::from_rfc3339);
+    assert_eq!(time, Some(times[2].0), "{pieces}");
     scene.close();
 }

@@ -16,7 +16,7 @@ fn flow(scene: &Scene, name: &str, policy: &str) -> u64 {
 }
 
 /// The counts of losses and of failed tries in the events of a node, each once, in order.
-fn counts_told(scene: &Scene, flow: u64) -> Vec<(u64, u64, u64)> {
+fn reported_counts(scene: &Scene, flow: u64) -> Vec<(u64, u64, u64)> {
     let events = scene.up.redis(1, &["XRANGE", "events", "-", "+"]);
     let events = events.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let of_node = events.filter(|event| event["kind"] == "node" && event["flow_id"] == flow);
@@ -38,10 +38,10 @@ fn a_killed_suite_goes_on_with_what_it_lost_unless_a_job_must_not_run_twice() {
     }
     let both_run = || (scene.witness().lines().len() == 2).then_some(());
     wait_until_blocking(both_run, PATIENCE, "both scripts have begun");
-    let told = stdout(&scene.up.mycora(&["flow", "explain", &again.to_string(), "again"]), 0);
-    assert!(told.contains("3 of 3 losses left"), "{told}");
-    let told = stdout(&scene.up.mycora(&["flow", "explain", &once.to_string(), "once"]), 0);
-    assert!(told.contains("not run again after a loss (`idempotent: false`)"), "{told}");
+    let explained = stdout(&scene.up.mycora(&["flow", "explain", &again.to_string(), "again"]), 0);
+    assert!(explained.contains("3 of 3 losses left"), "{explained}");
+    let explained = stdout(&scene.up.mycora(&["flow", "explain", &once.to_string(), "once"]), 0);
+    assert!(explained.contains("not run again after a loss (`idempotent: false`)"), "{explained}");
 
     scene.up.process.kill9();
     scene.up.restart();
@@ -54,7 +54,11 @@ fn a_killed_suite_goes_on_with_what_it_lost_unless_a_job_must_not_run_twice() {
         (&2.into(), &1.into(), None),
         "{node}"
     );
-    assert_eq!(counts_told(&scene, again), [(0, 0, 0), (0, 1, 0)], "the events tell a loss from a failure");
+    assert_eq!(
+        reported_counts(&scene, again),
+        [(0, 0, 0), (0, 1, 0)],
+        "the events tell a loss from a failure"
+    );
 
     let ended = scene.end(once);
     assert_eq!((ended.status.as_str(), ended.state("once").as_str()), ("ERROR", "FAILED INSTANCE_LOST"));

@@ -31,7 +31,7 @@ struct Stranger {
     gateway: GatewayServiceClient<Channel>,
     /// The root of the coordinator that it writes to.
     there: String,
-    letters: u32,
+    messages_sent: u32,
 }
 
 impl Stranger {
@@ -39,21 +39,21 @@ impl Stranger {
         let tls = TlsFiles::anonymous(data.join("pki/ca.pem"));
         let channel = Channel::remote(&format!("https://127.0.0.1:{}", up.port()), &tls, None);
         let mut gateway = GatewayServiceClient::new(channel.expect("an address"));
-        let asked = gateway.deliver(v1::DeliverRequest { envelope: None }).await.expect("open to anybody");
-        let there = asked.into_inner().coordinator;
-        Self { sealer: Sealer::of_root(SigningKey::generate()), gateway, there, letters: 0 }
+        let response = gateway.deliver(v1::DeliverRequest { envelope: None }).await.expect("open to anybody");
+        let there = response.into_inner().coordinator;
+        Self { sealer: Sealer::of_root(SigningKey::generate()), gateway, there, messages_sent: 0 }
     }
 
     /// Delivers unsigned mail. Returns the reason of the refusal.
     async fn writes(&mut self, from: &str, to: &str) -> Result<Result<(), String>, Status> {
-        self.letters += 1;
+        self.messages_sent += 1;
         let now = Timestamp::now();
-        let letter = DirectMessage {
+        let message = DirectMessage {
             origin: DirectMessageOrigin {
                 coordinator: self.sealer.root().to_string(),
                 context_uid: ContextUid(Uid::from_bits(1)),
                 caller_id: ActorId(1),
-                message_id: MessageId(self.letters),
+                message_id: MessageId(self.messages_sent),
             },
             from: from.to_owned(),
             to: to.to_owned(),
@@ -61,19 +61,19 @@ impl Stranger {
             message_type: MessageType::Mail,
             format: MessageFormat::Text,
             topic: "urgent".to_owned(),
-            text: format!("number {}", self.letters),
+            text: format!("number {}", self.messages_sent),
             created_at: now,
             expires_at: now + MINUTE,
             signature: None,
         };
-        let call = JsonRpcCall::new(method::MESSAGE_DELIVER, &letter).expect("JSON");
-        let said = self.sealer.seal(&self.there, &request(7, &call), now, MINUTE).expect("JSON");
-        let said = v1::DeliverRequest { envelope: Some(envelope_convert::to_wire(said)) };
-        let answer = self.gateway.deliver(said).await?.into_inner();
+        let call = JsonRpcCall::new(method::MESSAGE_DELIVER, &message).expect("JSON");
+        let sealed = self.sealer.seal(&self.there, &request(7, &call), now, MINUTE).expect("JSON");
+        let sealed = v1::DeliverRequest { envelope: Some(envelope_convert::to_wire(sealed)) };
+        let answer = self.gateway.deliver(sealed).await?.into_inner();
         let envelope = envelope_convert::from_wire(answer.envelope.expect("signed")).expect("an envelope");
         let own = self.sealer.root().to_string();
-        let heard = envelope::open_envelope(&envelope, &[own], Timestamp::now()).expect("for us");
-        let Ok(JsonRpcPayload::Single(Ok(JsonRpcMessage::Response(response)))) = parse(&heard.body) else {
+        let opened = envelope::open_envelope(&envelope, &[own], Timestamp::now()).expect("for us");
+        let Ok(JsonRpcPayload::Single(Ok(JsonRpcMessage::Response(response)))) = parse(&opened.body) else {
             panic!("an answer")
         };
         Ok(response.answer.map(drop).map_err(|refused| refused.reason().to_owned()))
@@ -86,7 +86,7 @@ fn document(up: &Up, arguments: &[&str]) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_writes_in_the_name_of_an_actor_here() {
+async fn strangers_do_not_write_in_the_name_of_an_actor_here() {
     let dir = tempfile::tempdir().expect("a directory");
     let data = dir.path().join("data");
     let up = Up::start(&data, &[]);
@@ -151,7 +151,7 @@ async fn nobody_writes_in_the_name_of_an_actor_here() {
 }
 
 #[test]
-fn what_names_nobody_reaches_every_admin_of_the_context() {
+fn what_names_no_recipient_reaches_every_admin_of_the_context() {
     let dir = tempfile::tempdir().expect("a directory");
     let up = Up::start(&dir.path().join("data"), &[]);
     let key = dir.path().join("second.ed25519");
@@ -194,12 +194,12 @@ fn what_names_nobody_reaches_every_admin_of_the_context() {
     assert_eq!(left, 2, "the other admin's copies are not read");
 
     // What cannot be meant is refused by name.
-    for (arguments, said) in [
+    for (arguments, expected) in [
         (&["message", "send", "x", "--signing-key", key][..], "--to"),
         (&["message", "send", "x", "--target-context", "2"], "--to"),
     ] {
         let refused = stderr(&up.mycora(arguments), 2);
-        assert!(refused.contains(said), "{refused}");
+        assert!(refused.contains(expected), "{refused}");
     }
     up.stop();
 }

@@ -17,7 +17,7 @@ mod states;
 pub(crate) mod tokens;
 pub(crate) mod wire;
 
-use callers::{Caller, NOT_ALLOWED, OK, by_role, differs, is_open, told, unknown};
+use callers::{Caller, NOT_ALLOWED, OK, by_role, differs, expected_answer, is_open, unknown};
 use stage::{EXECUTOR, Stage};
 use wire::{Methods, short};
 
@@ -63,13 +63,15 @@ async fn every_method_answers_everybody_as_written() {
         wrong.extend(of_nothing(&stage, method, refused.map(|(_, caller)| caller)).await);
         let body = plain(objects::request(&name));
         for (caller, reason) in &unknown {
-            wrong.extend(differs(&stage, caller, method, &body, told(&name, caller, reason)).await);
+            wrong
+                .extend(differs(&stage, caller, method, &body, expected_answer(&name, caller, reason)).await);
         }
         wrong.extend(of_services(&stage, method, for_services.get(&name)).await);
         if is_open(&name) {
             let everybody = known.iter().map(|(_, caller)| (caller, OK));
-            let everybody =
-                everybody.chain(unknown.iter().map(|(caller, reason)| (caller, told(&name, caller, reason))));
+            let everybody = everybody.chain(
+                unknown.iter().map(|(caller, reason)| (caller, expected_answer(&name, caller, reason))),
+            );
             wrong.extend(of_envelopes(&stage, method, everybody).await);
         }
     }
@@ -145,9 +147,9 @@ async fn of_envelopes(
     callers: impl Iterator<Item = (&Caller, &str)>,
 ) -> Vec<String> {
     let mut wrong = Vec::new();
-    for (caller, told) in callers {
-        let told = if told == OK { "ENVELOPE_REFUSED" } else { told };
-        wrong.extend(differs(stage, caller, method, &json!({"envelope": {}}), told).await);
+    for (caller, expected_answer) in callers {
+        let expected_answer = if expected_answer == OK { "ENVELOPE_REFUSED" } else { expected_answer };
+        wrong.extend(differs(stage, caller, method, &json!({"envelope": {}}), expected_answer).await);
     }
     wrong
 }
@@ -181,7 +183,9 @@ async fn internal_methods_are_for_the_services_written() {
             wrong.extend(differs(&stage, caller, &method, &empty, NOT_ALLOWED).await);
         }
         for (caller, reason) in &unknown {
-            wrong.extend(differs(&stage, caller, &method, &empty, told(&name, caller, reason)).await);
+            wrong.extend(
+                differs(&stage, caller, &method, &empty, expected_answer(&name, caller, reason)).await,
+            );
         }
     }
     wrong.extend(of_tokens_used_twice(&stage).await);

@@ -30,8 +30,8 @@ fn push(scene: &Scene, queue: &str, id: &str, fields: &[&str]) {
 /// Waits until so many jobs of others had this outcome.
 fn counted(scene: &Scene, outcome: &str, count: u32) {
     let line = format!("mycora_supervisor_foreign_total{{outcome=\"{outcome}\"}} {count}");
-    let told = || get(scene.up.dir(), scene.up.port() + 100, "/metrics").lines().any(|one| one == line);
-    wait_until_blocking(|| told().then_some(()), PATIENCE, line.as_str());
+    let reported = || get(scene.up.dir(), scene.up.port() + 100, "/metrics").lines().any(|one| one == line);
+    wait_until_blocking(|| reported().then_some(()), PATIENCE, line.as_str());
 }
 
 #[test]

@@ -73,8 +73,8 @@ fn a_machine_is_emptied_goes_on_and_gives_its_logs() {
     let started = || (operator.show()["running"] == "1").then_some(());
     wait_until_blocking(started, PATIENCE, "it runs");
 
-    let said = stderr(&up.mycora(&["supervisor", "drain"]), 3);
-    assert!(said.contains("`actor/1` may not call"), "{said}");
+    let printed = stderr(&up.mycora(&["supervisor", "drain"]), 3);
+    assert!(printed.contains("`actor/1` may not call"), "{printed}");
     let drained = operator.supervisor(&["drain", "--deadline", "0", "--wait", "--output", "json"], 0);
     let drained: Value = serde_json::from_str(&drained).expect("one document");
     assert_eq!((&drained["draining"], drained.get("running")), (&Value::Bool(true), None));
@@ -82,8 +82,8 @@ fn a_machine_is_emptied_goes_on_and_gives_its_logs() {
     let back = || operator.supervisor(&["instances"], 0).contains("shell").then_some(());
     wait_until_blocking(back, PATIENCE, "the instances are started again");
     let explained = || {
-        let said = stdout(&up.mycora(&["flow", "explain", "1", "long"]), 0);
-        said.contains("no live runner").then_some(())
+        let printed = stdout(&up.mycora(&["flow", "explain", "1", "long"]), 0);
+        printed.contains("no live runner").then_some(())
     };
     wait_until_blocking(explained, PATIENCE, "the second try waits for the machine");
     assert!(stdout(&up.mycora(&["runner", "list"]), 0).contains("drained"));

@@ -132,11 +132,11 @@ fn a_hangup_reads_the_policy_again() {
     let policy = policy.to_str().expect("a plain path");
     let processes = Processes::start(&suite_dir, &[("MYCORA_POLICY", policy)]);
     processes.signal("supervisor", "-HUP");
-    let heard = || {
+    let policy_was_read = || {
         let log = std::fs::read_to_string(suite_dir.join("log/supervisor.log")).expect("a log");
         log.contains("the policy file has not changed").then_some(())
     };
-    wait_until_blocking(heard, PATIENCE, "the supervisor has looked at its policy");
+    wait_until_blocking(policy_was_read, PATIENCE, "the supervisor has looked at its policy");
     let file = flow_file(dir.path(), "name: one\njobs:\n  one: { script_type: shell, script: 'exit 0' }\n");
     let submit = ["flow", "submit", &file, "--watch"];
     stdout(&command(&processes.profile(), &submit).output().expect("it starts"), 0);

@@ -23,10 +23,10 @@ fn ended(up: &Up, key: &str) -> (BTreeMap<String, String>, Value) {
         matches!(status, Some("processed" | "error")).then_some(message)
     };
     let message = wait_until_blocking(status, PATIENCE, format!("{key} has ended"));
-    let told = up.redis(1, &["RPOP", "msg_in"]);
-    let told = hash(up, told.trim());
-    assert_eq!((&*told["topic"], &*told["to"]), (key, "1"));
-    (message, serde_json::from_str(&told["message"]).expect("JSON"))
+    let answer = up.redis(1, &["RPOP", "msg_in"]);
+    let answer = hash(up, answer.trim());
+    assert_eq!((&*answer["topic"], &*answer["to"]), (key, "1"));
+    (message, serde_json::from_str(&answer["message"]).expect("JSON"))
 }
 
 /// A suite whose context 1 takes what programs push.
@@ -70,18 +70,18 @@ fn jobs_that_were_pushed_run_and_tell_how_they_ended() {
     let fields = ["id", "101", "caller_id", "1", "message_type", "job", "timeout_ack", "60", "job", &jobs];
     up.redis(1, &[&["HSET", "message:1:101"][..], &fields].concat());
     up.redis(1, &["LPUSH", "msg_out", "message:1:101"]);
-    let (message, told) = ended(up, "message:1:101");
+    let (message, answer) = ended(up, "message:1:101");
     assert_eq!((&*message["status"], &*message["error"]), ("processed", ""), "{message:?}");
-    assert_eq!((&told["message"], &told["status"]), (&json!("message:1:101"), &json!("finished")));
-    assert_eq!(told["flow_id"].to_string(), message["flow_id"]);
-    let first = told["jobs"]["2001"]["job"].as_str().expect("a job");
+    assert_eq!((&answer["message"], &answer["status"]), (&json!("message:1:101"), &json!("finished")));
+    assert_eq!(answer["flow_id"].to_string(), message["flow_id"]);
+    let first = answer["jobs"]["2001"]["job"].as_str().expect("a job");
     let job = hash(up, first);
     assert_eq!((&*job["status"], &*job["script_type"]), ("finished", "python"));
     assert_eq!(
-        (&told["jobs"]["2001"]["result"], &*job["result"]),
+        (&answer["jobs"]["2001"]["result"], &*job["result"]),
         (&json!({"answer": "42"}), r#"{"answer":"42"}"#)
     );
-    assert_eq!(told["jobs"]["2002"]["status"], "finished");
+    assert_eq!(answer["jobs"]["2002"]["status"], "finished");
 
     // A failure is reported, and an invalid graph is refused by name.
     let failing = json!({"id": 1, "script_type": "shell", "script": "exit 3"}).to_string();
@@ -100,8 +100,8 @@ fn jobs_that_were_pushed_run_and_tell_how_they_ended() {
     assert!(refused["error"].contains("flow.nodes"), "{refused:?}");
     let dead = up.redis(1, &["ZRANGE", "dead_letters", "0", "-1"]);
     assert_eq!(dead.trim(), "message:1:103");
-    let (failed, told) = ended(up, "message:1:102");
-    assert_eq!((&*failed["status"], told["status"].as_str()), ("error", Some("error")));
+    let (failed, answer) = ended(up, "message:1:102");
+    assert_eq!((&*failed["status"], answer["status"].as_str()), ("error", Some("error")));
     scene.close();
 }
 
@@ -124,8 +124,8 @@ fn a_pushed_message_is_acknowledged_before_it_is_processed() {
     let message = wait_until_blocking(acknowledged, PATIENCE, "its flow is made");
     assert!(message["flow_id"].parse::<u32>().is_ok_and(|flow| flow > 0), "{message:?}");
     std::fs::write(&gate, "").expect("a file");
-    let (message, told) = ended(up, "message:1:7");
+    let (message, answer) = ended(up, "message:1:7");
     assert_eq!(&*message["status"], "processed");
-    assert_eq!(told["jobs"]["1"]["result"], json!({"gone": "on"}));
+    assert_eq!(answer["jobs"]["1"]["result"], json!({"gone": "on"}));
     scene.close();
 }

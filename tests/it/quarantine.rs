@@ -68,9 +68,9 @@ fn a_job_whose_instance_dies_three_times_is_quarantined() {
     let second = scene.kill(2);
     let killed = Timestamp::now();
     assert_eq!(second["state"], "NODE_STATE_READY", "not before the third: {second}");
-    let told = scene.mycora(&["flow", "explain", "1", "mortal"], 0);
-    assert!(told.contains("death 2 of 3") && told.contains("death_wait_secs"), "{told}");
-    assert!(told.contains("2 of 3 deaths"), "the limits say what is left: {told}");
+    let explained = scene.mycora(&["flow", "explain", "1", "mortal"], 0);
+    assert!(explained.contains("death 2 of 3") && explained.contains("death_wait_secs"), "{explained}");
+    assert!(explained.contains("2 of 3 deaths"), "the limits say what is left: {explained}");
     scene.processes.script("up.sh");
     scene.wait_for_start(3);
     let waited = Timestamp::now().since(killed);

@@ -203,9 +203,9 @@ fn of_many_who_saw_the_same_revision_one_runs_the_flow_again() {
             (Code::Aborted, "REVISION_MISMATCH"),
             "{refused:?}"
         );
-        let told =
+        let request =
             RetryFlowRequest { dry_run: true, expected_revision: first.revision, ..run_again(flow_id) };
-        let refused = ErrorView::from(&client.retry_flow(told).await.expect_err("it has ended since"));
+        let refused = ErrorView::from(&client.retry_flow(request).await.expect_err("it has ended since"));
         assert_eq!(refused.reason, "REVISION_MISMATCH", "{refused:?}");
         let now = client.get_flow(GetFlowRequest { context_id: 1, flow_id }).await.expect("it is there");
         let now = now.into_inner().flow.expect("it").revision;

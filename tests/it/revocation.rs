@@ -106,9 +106,9 @@ impl Run {
     async fn ending(self, stage: &Stage) -> (Code, String) {
         let Self { call, name } = self;
         let ended = tokio::time::timeout(PATIENCE, call).await.expect("the call ends");
-        let told = told(&ended.expect("no panic").expect_err("the job has not ended"));
+        let code_and_reason = code_and_reason(&ended.expect("no panic").expect_err("the job has not ended"));
         assert_eq!(statuses(stage, &name).await, ["FLOW_STATUS_STARTED"], "the job goes on");
-        told
+        code_and_reason
     }
 }
 
@@ -143,11 +143,11 @@ impl Upload {
 
     async fn ending(self) -> (Code, String) {
         let ended = tokio::time::timeout(PATIENCE, self.call).await.expect("the upload ends");
-        told(&ended.expect("no panic").expect_err("nobody takes the blob"))
+        code_and_reason(&ended.expect("no panic").expect_err("nobody takes the blob"))
     }
 }
 
-fn told(status: &Status) -> (Code, String) {
+fn code_and_reason(status: &Status) -> (Code, String) {
     let view = ErrorView::from(status);
     (view.code, view.reason)
 }
@@ -159,7 +159,7 @@ async fn ending<T>(name: &str, mut stream: Streaming<T>) -> (Code, String) {
             match stream.message().await {
                 Ok(Some(_)) => {}
                 Ok(None) => return (Code::Ok, String::new()),
-                Err(status) => return told(&status),
+                Err(status) => return code_and_reason(&status),
             }
         }
     };

@@ -217,10 +217,10 @@ impl Stage {
                 self.processes.script("up.sh");
                 self.processes.unset("MYCORA_CRASH_AT");
                 self.place("labelled", order);
-                let mut is_told = false;
+                let mut is_signalled = false;
                 let has_died = || {
                     let flows = self.flows();
-                    if flows.len() > before && !std::mem::replace(&mut is_told, true) {
+                    if flows.len() > before && !std::mem::replace(&mut is_signalled, true) {
                         self.signal(&newest(&flows));
                     }
                     (!self.processes.runs("saga")).then_some(())
@@ -229,7 +229,7 @@ impl Stage {
                 self.kills += 1;
                 self.processes.script("up.sh");
                 let flow = self.new_flow(before);
-                if !is_told {
+                if !is_signalled {
                     self.signal(&flow);
                 }
             }

@@ -44,8 +44,8 @@ pub(crate) const NO_TENANT: &str = "";
 /// The process in a record of a data directory, and when it began.
 fn recorded(data: &Path, record: &str) -> (String, String) {
     let text = std::fs::read_to_string(data.join(record)).expect("a record");
-    let mut words = text.split_whitespace().map(str::to_owned);
-    (words.next().expect("a process id"), words.next().expect("its start"))
+    let mut fields = text.split_whitespace().map(str::to_owned);
+    (fields.next().expect("a process id"), fields.next().expect("its start"))
 }
 
 fn runs((pid, since): &(String, String)) -> bool {
@@ -225,8 +225,8 @@ fn a_killed_suite_goes_on_with_its_sagas_and_ends_the_server_that_was_left() {
     upstream.is_open.store(true, Ordering::SeqCst);
     up.restart();
     assert!(!runs(&left), "it was ended");
-    let said = up.process.output();
-    assert!(said.contains(&format!("stopping nats-server {} of an earlier start", left.0)), "{said}");
+    let printed = up.process.output();
+    assert!(printed.contains(&format!("stopping nats-server {} of an earlier start", left.0)), "{printed}");
     let all = runtime.block_on(async {
         let broker = connect(&data).await;
         kinds_until(&mut *facts(&*broker, TENANT).await, "1001", "completed").await
@@ -265,8 +265,8 @@ fn a_server_that_is_killed_is_started_again_and_loses_nothing() {
         assert_eq!(all, ["started", "completed"], "once each");
     });
     assert_ne!(recorded(&data, "nats.pid"), first);
-    for told in ["nats-server ended", "nats-server runs again"] {
-        up.process.wait_for_line(told, PATIENCE);
+    for line in ["nats-server ended", "nats-server runs again"] {
+        up.process.wait_for_line(line, PATIENCE);
     }
     // Its password is in its configuration.
     for name in ["nats/nats.conf", "nats.password", "secrets/actor-1"] {
@@ -281,19 +281,19 @@ fn a_server_that_is_killed_is_started_again_and_loses_nothing() {
 fn what_stands_in_the_way_of_sagas_is_said_before_anything_is_made() {
     let dir = tempfile::tempdir().expect("a directory");
     let data = dir.path().join("data");
-    let asked = |arguments: &[&str]| {
+    let run_up = |arguments: &[&str]| {
         let mut command = Command::new(program("mycora"));
         command.args(["up", "--saga", "--port", "1"]).arg("--data").arg(&data).args(arguments);
         command.output().expect("it starts")
     };
     let none = dir.path().join("none");
-    let said = stderr(&asked(&["--nats-server", none.to_str().expect("a plain path")]), 3);
-    assert!(said.contains("none is no `nats-server` that can be used"), "{said}");
-    let said = stderr(
-        &asked(&["--nats-url", "nats://127.0.0.1:1", "--nats-user", "x", "--nats-password-file", "none"]),
+    let printed = stderr(&run_up(&["--nats-server", none.to_str().expect("a plain path")]), 3);
+    assert!(printed.contains("none is no `nats-server` that can be used"), "{printed}");
+    let printed = stderr(
+        &run_up(&["--nats-url", "nats://127.0.0.1:1", "--nats-user", "x", "--nats-password-file", "none"]),
         2,
     );
-    assert!(said.contains("the password in none cannot be read"), "{said}");
+    assert!(printed.contains("the password in none cannot be read"), "{printed}");
     assert!(!data.exists(), "nothing was made");
 }
 
@@ -331,7 +331,7 @@ fn bad_manifests_are_told_with_their_places() {
     let mut command = Command::new(program("mycora"));
     command.args(["up", "--saga", "--no-supervisor", "--port", &free_port_pair().to_string()]);
     command.arg("--data").arg(&data).arg("--manifests").arg(&manifests);
-    let said = stderr(&command.output().expect("it starts"), 2);
-    assert!(said.contains("bad.yaml:2:7: "), "{said}");
+    let printed = stderr(&command.output().expect("it starts"), 2);
+    assert!(printed.contains("bad.yaml:2:7: "), "{printed}");
     assert!(!data.exists(), "nothing was made");
 }

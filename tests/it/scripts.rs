@@ -94,8 +94,8 @@ fn a_job_with_the_network_reaches_no_port_of_the_suite() {
         );
         let file = flow_file(dir.path(), &flow);
         let ended = up.mycora(&["flow", "submit", &file, "--watch"]);
-        let said = String::from_utf8_lossy(&up.mycora(&["flow", "logs", "1"]).stdout).into_owned();
-        assert_eq!(ended.status.code(), Some(0), "{user:?}: {ended:?}\n{said}");
+        let printed = String::from_utf8_lossy(&up.mycora(&["flow", "logs", "1"]).stdout).into_owned();
+        assert_eq!(ended.status.code(), Some(0), "{user:?}: {ended:?}\n{printed}");
         assert!(udp.recv(&mut [0; 8]).is_err(), "nothing came");
         up.stop();
     }
@@ -161,8 +161,8 @@ fn no_script_opens_the_keys_of_the_suite_to_others() {
         );
         let file = flow_file(dir.path(), &flow);
         let ended = up.mycora(&["flow", "submit", &file, "--watch"]);
-        let said = String::from_utf8_lossy(&up.mycora(&["flow", "logs", "1"]).stdout).into_owned();
-        assert_eq!(ended.status.code(), Some(0), "{user:?}: {ended:?}\n{said}");
+        let printed = String::from_utf8_lossy(&up.mycora(&["flow", "logs", "1"]).stdout).into_owned();
+        assert_eq!(ended.status.code(), Some(0), "{user:?}: {ended:?}\n{printed}");
         assert_eq!([state(&key), state(&data.join("pki")), state(&data)], before, "{user:?}");
         up.stop();
     }

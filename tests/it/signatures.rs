@@ -44,14 +44,14 @@ fn only_what_is_signed_runs_where_signatures_are_asked_for() {
     let (scene, _policy) = scene();
     let (id, ended) = scene.run(FLOW);
     assert_eq!((ended.status.as_str(), ended.state("makes").as_str()), ("ERROR", "FAILED POLICY_REFUSED"));
-    let said = ended.nodes["makes"]["reason"]["detail"].as_str().expect("a sentence").to_owned();
-    assert!(said.contains("that their actors have signed"), "{said}");
+    let detail = ended.nodes["makes"]["reason"]["detail"].as_str().expect("a sentence").to_owned();
+    assert!(detail.contains("that their actors have signed"), "{detail}");
     let carried = scene.json(&["message", "list", "--flow", &id.to_string()], 0);
     let message = &carried["messages"][0];
     assert_eq!(message["status"], "MESSAGE_STATUS_ERROR", "{carried}");
     assert!(message["error"].as_str().is_some_and(|error| error.starts_with("POLICY_REFUSED")), "{carried}");
-    let told = stdout(&scene.up.mycora(&["flow", "explain", &id.to_string(), "makes"]), 0);
-    assert!(told.contains("policy"), "{told}");
+    let explained = stdout(&scene.up.mycora(&["flow", "explain", &id.to_string(), "makes"]), 0);
+    assert!(explained.contains("policy"), "{explained}");
 
     let file = flow_file(scene.path(), FLOW);
     let key = file_of(&scene, "actor-1.ed25519");
@@ -76,7 +76,7 @@ fn only_what_is_signed_runs_where_signatures_are_asked_for() {
 }
 
 #[test]
-fn a_flow_in_parts_is_signed_too_and_nobody_else_signs() {
+fn a_flow_in_parts_is_signed_too_and_only_by_its_actor() {
     let (scene, _policy) = scene();
     let padding = "x".repeat(20_000);
     let jobs: String = (0..160)
@@ -127,11 +127,12 @@ fn a_former_key_signs_until_its_end() {
         document["flow"]["id"].as_u64().expect("an id")
     };
     let refused = |output: &std::process::Output, next: &str| {
-        let said = stderr(output, 2);
+        let printed = stderr(output, 2);
         let next = SigningKey::load(Path::new(next)).expect("a key").verifying_key();
         for job in ["now", "later"] {
-            let told = said.lines().find(|line| line.contains(&format!("jobs.{job}: "))).expect("a line");
-            assert!(told.ends_with(&format!("the key in force of actor 1 is {next}")), "{said}");
+            let line_of_job =
+                printed.lines().find(|line| line.contains(&format!("jobs.{job}: "))).expect("a line");
+            assert!(line_of_job.ends_with(&format!("the key in force of actor 1 is {next}")), "{printed}");
         }
     };
 
@@ -151,8 +152,8 @@ fn a_former_key_signs_until_its_end() {
     stdout(&scene.up.mycora(&["flow", "signal", &flow.to_string(), "go"]), 0);
     let ended = scene.end(flow);
     assert_eq!((ended.status.as_str(), ended.state("later").as_str()), ("FINISHED", "COMPLETED"));
-    let said = stderr(&scene.up.mycora(&["flow", "retry", &flow.to_string(), "--from", "now"]), 2);
-    assert!(said.contains("signatures[now]") && said.contains("give a new one"), "{said}");
+    let printed = stderr(&scene.up.mycora(&["flow", "retry", &flow.to_string(), "--from", "now"]), 2);
+    assert!(printed.contains("signatures[now]") && printed.contains("give a new one"), "{printed}");
 
     // One that ends by itself signs until then, and is refused from then on.
     let fourth = new_key("fourth.ed25519");

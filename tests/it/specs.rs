@@ -14,8 +14,8 @@ use workflow::transition::{effect_table, saga_table};
 pub(crate) fn codes_of_reasons() -> BTreeMap<String, BTreeSet<String>> {
     let names: Vec<_> = (1..=16).map(|code| rpc::code_name(code.into())).collect();
     let codes = |cell: &str| {
-        let words = cell.split(|letter: char| !letter.is_ascii_uppercase() && letter != '_');
-        words.filter(|word| names.contains(word)).map(str::to_owned).collect()
+        let names_in_cell = cell.split(|letter: char| !letter.is_ascii_uppercase() && letter != '_');
+        names_in_cell.filter(|word| names.contains(word)).map(str::to_owned).collect()
     };
     rows("errors.md", "Why a call failed").into_iter().map(|row| (row[0].clone(), codes(&row[2]))).collect()
 }

@@ -137,8 +137,8 @@ impl Drop for Up {
 pub(crate) fn end_servers_of(dir: &Path) {
     for record in ["redis.pid", "nats.pid"] {
         let record = std::fs::read_to_string(dir.join(record)).unwrap_or_default();
-        let mut words = record.split_whitespace();
-        let (Some(pid), Some(since)) = (words.next(), words.next()) else { continue };
+        let mut fields = record.split_whitespace();
+        let (Some(pid), Some(since)) = (fields.next(), fields.next()) else { continue };
         // Never a later process of the same number.
         if started_at(pid).as_deref() == Some(since) {
             let killed = Command::new("kill").args(["-KILL", pid]).status();

@@ -31,8 +31,8 @@ fn a_runner_dies_wherever_it_takes_and_ends_and_every_job_is_done() {
         let watch = watch.spawn().expect("it starts");
         wait_until_blocking(|| (!processes.runs("runner")).then_some(()), PATIENCE, place);
         processes.script("up.sh");
-        let told = stdout(&watch.wait_with_output().expect("it ends"), 0);
-        assert!(told.contains("completed") && !told.contains("failed"), "{place}: {told}");
+        let printed = stdout(&watch.wait_with_output().expect("it ends"), 0);
+        assert!(printed.contains("completed") && !printed.contains("failed"), "{place}: {printed}");
     }
     let left = |pattern: &str| processes.redis(QUEUES, &["KEYS", pattern]);
     for pattern in ["hero:claims:*", "hero:handed:*", "hero:unclaimed:*"] {

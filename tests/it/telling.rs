@@ -97,12 +97,12 @@ fn what_failed_is_told_last_with_the_end_of_its_output() {
     let text = "name: fails\njobs:\n  good: { script_type: shell, script: 'true' }\n  \
                 bad: { script_type: shell, timeout: 5m, script: 'for n in $(seq 30); do echo line $n; done; exit 3' }\n";
     let file = flow_file(scene.path(), text);
-    let told = stderr(&scene.up.mycora(&["flow", "submit", &file, "--watch"]), 1);
-    let lines: Vec<&str> = told.lines().collect();
+    let printed = stderr(&scene.up.mycora(&["flow", "submit", &file, "--watch"]), 1);
+    let lines: Vec<&str> = printed.lines().collect();
     let at = lines.iter().rposition(|line| line.starts_with("bad: failed")).expect("it is told of");
-    assert!(lines[at].ends_with("the script exited with 3"), "{told}");
-    assert_eq!((lines[at + 1], lines[at + 10]), ("  | line 21", "  | line 30"), "{told}");
-    assert_eq!(lines[at + 11..], ["  all it printed: mycora flow logs 1 bad --context 1"], "{told}");
+    assert!(lines[at].ends_with("the script exited with 3"), "{printed}");
+    assert_eq!((lines[at + 1], lines[at + 10]), ("  | line 21", "  | line 30"), "{printed}");
+    assert_eq!(lines[at + 11..], ["  all it printed: mycora flow logs 1 bad --context 1"], "{printed}");
     let tail = stdout(&scene.up.mycora(&["flow", "logs", "1", "bad", "--tail", "2"]), 0);
     assert_eq!(tail, "line 29\nline 30\n");
     let of_all = stdout(&scene.up.mycora(&["flow", "logs", "1", "--tail", "1", "--follow"]), 0);
@@ -116,9 +116,12 @@ fn jobs_that_are_misspelt_are_told_by_name() {
     let (id, _) = scene.run("name: one\njobs:\n  gather: { script_type: shell, script: 'true' }\n");
     let number = id.to_string();
     for command in ["explain", "logs"] {
-        let told = stderr(&scene.up.mycora(&["flow", command, &number, "gathr"]), 1);
-        assert!(told.contains(&format!("flow {id} has no job `gathr`; did you mean `gather`?")), "{told}");
-        assert!(told.contains("mycora flow jobs") && !told.contains("no role"), "{told}");
+        let printed = stderr(&scene.up.mycora(&["flow", command, &number, "gathr"]), 1);
+        assert!(
+            printed.contains(&format!("flow {id} has no job `gathr`; did you mean `gather`?")),
+            "{printed}"
+        );
+        assert!(printed.contains("mycora flow jobs") && !printed.contains("no role"), "{printed}");
     }
     for status in ["completed", "finished"] {
         let listed = stdout(&scene.up.mycora(&["flow", "list", "--status", status]), 0);

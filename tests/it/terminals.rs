@@ -41,8 +41,8 @@ fn scripts_do_not_steer_the_terminal() {
     assert!(shown(&scene, &["flow", "logs", &id], 0).contains(SHOWN));
     assert!(shown(&scene, &["flow", "logs", &id, "says"], 0).contains(SHOWN));
     // A pipe gets the raw bytes, and so does a terminal with `--raw`.
-    let said = stdout(&scene.up.mycora(&["flow", "logs", &id, "says"]), 0);
-    assert_eq!(said, format!("{HOSTILE}\n"));
+    let printed = stdout(&scene.up.mycora(&["flow", "logs", &id, "says"]), 0);
+    assert_eq!(printed, format!("{HOSTILE}\n"));
     let raw = stdout(&on_a_terminal(&scene, &["--raw", "flow", "logs", &id, "says"]), 0);
     assert!(raw.contains(HOSTILE), "{raw:?}");
 
@@ -58,8 +58,8 @@ fn labels_and_flow_files_do_not_steer_the_terminal() {
     let mut scene = Scene::new(&[]);
     // A flow file that is refused here.
     let wrong = flow_file(scene.path(), &format!("name: a\n\"{WRITTEN}\": 1\njobs: {{}}\n"));
-    let said = shown(&scene, &["flow", "validate", &wrong], 2);
-    assert!(said.contains(r"\x1b"), "{said}");
+    let printed = shown(&scene, &["flow", "validate", &wrong], 2);
+    assert!(printed.contains(r"\x1b"), "{printed}");
     // And one that the coordinator refuses.
     let label = format!("zone={HOSTILE}");
     let refused = shown(&scene, &["runner", "register", "grpc://127.0.0.1:1", "--label", &label], 2);

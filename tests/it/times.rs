@@ -98,7 +98,7 @@ fn a_misspelt_signal_is_refused_by_name() {
 
 /// The supervisor is away, and was alive a moment ago.
 #[test]
-fn a_job_that_nobody_accepts() {
+fn a_job_that_no_supervisor_accepts() {
     let (machine, scene) = Scene::with_a_machine_elsewhere();
     let Scene { mut up, dir } = machine;
     // It hangs, so that the job is sent to it, and dies before it can take it: seen to be dead it would be sent nothing.

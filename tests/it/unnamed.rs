@@ -29,7 +29,7 @@ fn supervisor(processes: &Processes) -> TestProcess {
 }
 
 #[test]
-fn a_supervisor_takes_no_jobs_of_a_coordinator_that_nobody_named() {
+fn a_supervisor_takes_no_jobs_of_an_unnamed_coordinator() {
     let dir = tempfile::tempdir().expect("a directory");
     let processes = Processes::start(&dir.path().join("suite"), &[("MYCORA_TYPES", "shell")]);
     let pki = processes.dir().join("pki");
@@ -47,8 +47,8 @@ fn a_supervisor_takes_no_jobs_of_a_coordinator_that_nobody_named() {
 
     processes.kill9("supervisor");
     let mut alone = supervisor(&processes);
-    let told = alone.wait_for_line("takes no jobs of any coordinator", PATIENCE);
-    assert!(told.contains("WARN") && told.contains("--coordinator"), "{told}");
+    let line = alone.wait_for_line("takes no jobs of any coordinator", PATIENCE);
+    assert!(line.contains("WARN") && line.contains("--coordinator"), "{line}");
     alone.wait_for_line("supervisor started", PATIENCE);
     let info = get(processes.dir(), processes.port_of(ServiceName::Supervisor) + 100, "/info");
     assert!(info.contains("\"intake\": \"takes no jobs of any coordinator"), "{info}");

@@ -109,20 +109,20 @@ jobs:
 ";
 
 /// How long they are requested: less than the time after which they give way to others.
-const ASKED: Duration = Duration::from_secs(5);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Requests a flow, and leaves the answer unread.
 async fn unread_answer(channel: &rpc::Channel, id: u32) -> Result<Streaming<GetFlowResponse>, tonic::Status> {
     let mut grpc = tonic::client::Grpc::new(channel.clone());
     grpc.ready().await.expect("a connection");
     let mut request = Request::new(tokio_stream::iter([GetFlowRequest { context_id: 1, flow_id: id }]));
-    request.set_timeout(ASKED);
+    request.set_timeout(REQUEST_TIMEOUT);
     let path = PathAndQuery::from_static("/mycora.v1.FlowService/GetFlow");
     Ok(grpc.streaming(request, path, ProstCodec::default()).await?.into_inner())
 }
 
 #[test]
-fn answers_that_nobody_reads_take_a_bounded_memory_and_no_room_of_others() {
+fn unread_answers_take_a_bounded_memory_and_no_room_of_others() {
     let scene = Scene::new(&[]);
     let (id, end) = scene.run(LARGE_RESULT);
     assert_eq!(end.status, "FINISHED", "{end:?}");
@@ -136,14 +136,14 @@ fn answers_that_nobody_reads_take_a_bounded_memory_and_no_room_of_others() {
         // From now on it is known what such an answer takes.
         let first = unread_answer(&channel, id).await.expect("an answer").message().await;
         assert!(first.expect("it comes").is_some());
-        let mut asked: JoinSet<_> = (0..ANSWERS)
+        let mut requests: JoinSet<_> = (0..ANSWERS)
             .map(|_| {
                 let channel = channel.clone();
                 async move { unread_answer(&channel, id).await }
             })
             .collect();
         let (mut unread, mut refused) = (Vec::new(), BTreeMap::<String, usize>::new());
-        while let Some(answer) = asked.join_next().await {
+        while let Some(answer) = requests.join_next().await {
             match answer.expect("it ends") {
                 Ok(answer) => unread.push(answer),
                 Err(status) => *refused.entry(ErrorView::from(&status).reason).or_default() += 1,

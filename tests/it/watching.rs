@@ -174,26 +174,26 @@ fn one_that_resumes_after_the_end_is_told_what_led_to_it() {
 
 /// Reads a watch to its end, without snapshot and signs of life; also returns the position where the snapshot ended.
 async fn read(mut answers: Streaming<WatchFlowResponse>) -> (String, Vec<WatchFlowResponse>) {
-    let (mut snapshot_end, mut told) = (String::new(), Vec::new());
+    let (mut snapshot_end, mut reported) = (String::new(), Vec::new());
     while let Some(answer) = answers.message().await.expect("it ends well") {
         match answer.event {
             Some(Event::SnapshotEnd(_)) => snapshot_end = answer.resume_position,
             Some(Event::Heartbeat(_)) => {}
             _ if answer.resume_position.is_empty() => {}
-            _ => told.push(answer),
+            _ => reported.push(answer),
         }
     }
-    (snapshot_end, told)
+    (snapshot_end, reported)
 }
 
 /// Returns the events of a watch from this position on until its end.
-async fn told(client: &mut Client, flow: u64, from: &str) -> Vec<WatchFlowResponse> {
+async fn events_after(client: &mut Client, flow: u64, from: &str) -> Vec<WatchFlowResponse> {
     read(watch(client, flow, from).await.expect("a stream")).await.1
 }
 
 /// State of the flow by the last answers of a watch.
-fn last_status(told: &[WatchFlowResponse]) -> Option<FlowStatus> {
-    match &told.last()?.event {
+fn last_status(answers: &[WatchFlowResponse]) -> Option<FlowStatus> {
+    match &answers.last()?.event {
         Some(Event::Flow(flow)) => Some(flow.status()),
         _ => None,
     }
@@ -217,7 +217,7 @@ fn one_that_resumes_after_any_answer_is_told_all_the_others() {
             let flow = id.to_string();
             stdout(&scene.up.mycora(&[&["flow", order, &flow], arguments].concat()), 0);
             scene.end(id);
-            let all = told(&mut client, id, &from).await;
+            let all = events_after(&mut client, id, &from).await;
             assert_eq!(live.await.expect("the other watch").1, all, "{order}: one that watched meanwhile");
             assert_eq!(last_status(&all), Some(end));
             let changes = all.iter().filter(|answer| change(answer).is_some()).count();
@@ -228,7 +228,7 @@ fn one_that_resumes_after_any_answer_is_told_all_the_others() {
             let cancels = all.iter().filter(cancels).count();
             assert_eq!(cancels >= 2, order == "cancel", "the wish is told, and then the end: {cancels}");
             for (n, last) in all.iter().enumerate() {
-                let rest = told(&mut client, id, &last.resume_position).await;
+                let rest = events_after(&mut client, id, &last.resume_position).await;
                 assert_eq!(rest, all[n + 1..], "{order}, after {n} of {}", all.len());
             }
         });
@@ -255,11 +255,15 @@ fn watches_that_begin_while_a_flow_runs_are_told_the_same() {
             meanwhile.push(tokio::spawn(read(another)));
         }
         scene.end(id);
-        let all = told(&mut client, id, &from).await;
+        let all = events_after(&mut client, id, &from).await;
         for another in meanwhile {
             let (snapshot_end, seen) = another.await.expect("it ends");
             assert!(all.ends_with(&seen), "other answers: {seen:?}");
-            assert_eq!(told(&mut client, id, &snapshot_end).await, seen, "as if it had resumed there");
+            assert_eq!(
+                events_after(&mut client, id, &snapshot_end).await,
+                seen,
+                "as if it had resumed there"
+            );
         }
     });
     scene.close();
@@ -315,8 +319,8 @@ fn one_that_stops_reading_is_ended_and_told_where_to_go_on() {
                 }
             };
             assert_eq!(status.code(), Code::ResourceExhausted, "{status}");
-            let told = rpc::ErrorView::from(&status).metadata.get("resume_position").cloned();
-            assert_eq!(told.as_deref(), Some(at.as_str()));
+            let position = rpc::ErrorView::from(&status).metadata.get("resume_position").cloned();
+            assert_eq!(position.as_deref(), Some(at.as_str()));
             assert!(seen.len() < all.len(), "it was not slow");
             let mut rest = watch(&mut client, id, &at).await.expect("it resumes");
             while let Some(answer) = rest.message().await.expect("it reads now") {

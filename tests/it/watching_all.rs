@@ -96,13 +96,13 @@ impl Known {
         answers: &mut Streaming<WatchFlowsResponse>,
         is_enough: impl Fn(&Self) -> bool,
     ) {
-        let hear = async {
+        let reading = async {
             while !is_enough(self) {
                 self.take(answers.message().await.expect("it stands").expect("it goes on"));
             }
         };
-        let heard = tokio::time::timeout(PATIENCE, hear).await;
-        assert!(heard.is_ok(), "something is not told: {} of {} have ended", self.ended(), self.flows.len());
+        let read = tokio::time::timeout(PATIENCE, reading).await;
+        assert!(read.is_ok(), "something is not told: {} of {} have ended", self.ended(), self.flows.len());
     }
 }
 
@@ -131,9 +131,9 @@ fn no_end_is_missed_whenever_a_watch_begins() {
         // Others begin at each fourth answer of the first.
         let mut others = Vec::new();
         while first.ended() < FLOWS {
-            let told = first.changes.len();
-            first.until(&mut answers, |known| known.changes.len() > told).await;
-            if told % 4 == 0 {
+            let count = first.changes.len();
+            first.until(&mut answers, |known| known.changes.len() > count).await;
+            if count % 4 == 0 {
                 let mut client = client.clone();
                 others.push(tokio::spawn(async move {
                     let mut known = Known::default();

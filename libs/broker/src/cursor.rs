@@ -122,10 +122,10 @@ impl CursorSpec {
     /// Compares the configuration that the server reports with the requested one.
     pub(crate) fn check_created(
         &self,
-        asked: &Map<String, Value>,
+        requested: &Map<String, Value>,
         made: &Map<String, Value>,
     ) -> Result<(), BrokerError> {
-        let differences = self.compare(asked, made);
+        let differences = self.compare(requested, made);
         if differences.is_empty() {
             return Ok(());
         }
@@ -135,14 +135,14 @@ impl CursorSpec {
     /// Lists which of these settings differ from the request.
     pub(crate) fn compare(
         &self,
-        asked: &Map<String, Value>,
+        requested: &Map<String, Value>,
         made: &Map<String, Value>,
     ) -> Vec<SettingDifference> {
-        let mut fields: Vec<&String> = asked.keys().chain(made.keys()).collect();
+        let mut fields: Vec<&String> = requested.keys().chain(made.keys()).collect();
         fields.sort();
         fields.dedup();
         let differs = |field: &String| {
-            let (wanted, found) = (asked.get(field), made.get(field));
+            let (wanted, found) = (requested.get(field), made.get(field));
             let is_free = wanted.is_none() && ADDED.contains(&field.as_str());
             (!is_free && !is_same(wanted, found)).then(|| SettingDifference {
                 stream: self.stream.clone(),
@@ -290,10 +290,10 @@ mod tests {
 
     fn made(change: impl FnOnce(&mut Map<String, Value>)) -> Result<(), BrokerError> {
         let spec = spec(CursorStart::Since(1_700_000_000_120));
-        let asked = spec.configuration().expect("it can be asked for");
-        let mut made = asked.clone();
+        let requested = spec.configuration().expect("it can be asked for");
+        let mut made = requested.clone();
         change(&mut made);
-        spec.check_created(&asked, &made)
+        spec.check_created(&requested, &made)
     }
 
     #[test]

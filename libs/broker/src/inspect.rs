@@ -36,12 +36,12 @@ impl ConsumerListing {
     /// # Errors
     /// [`BrokerError::Refused`] when there can be no such cursor.
     pub fn differences(&self, wanted: &CursorSpec) -> Result<Vec<SettingDifference>, BrokerError> {
-        let (mut asked, mut found) = (wanted.configuration()?, self.config.clone());
+        let (mut requested, mut found) = (wanted.configuration()?, self.config.clone());
         for name in OF_THE_TIME {
-            asked.remove(name);
+            requested.remove(name);
             found.remove(name);
         }
-        Ok(wanted.compare(&asked, &found))
+        Ok(wanted.compare(&requested, &found))
     }
 }
 

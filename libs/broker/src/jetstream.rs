@@ -150,8 +150,8 @@ impl JetStream {
         let mut all = Vec::new();
         loop {
             let request = json!({ "offset": all.len() });
-            let asked = self.ask::<ConsumerPage>(&what, format!("CONSUMER.LIST.{stream}"), &request).await?;
-            let ConsumerPage { total, consumers } = match asked {
+            let answer = self.ask::<ConsumerPage>(&what, format!("CONSUMER.LIST.{stream}"), &request).await?;
+            let ConsumerPage { total, consumers } = match answer {
                 Ok(page) => page,
                 Err(error) if is_stream_missing(&error) => {
                     return Err(BrokerError::StreamNotFound { stream: stream.to_owned() });
@@ -298,14 +298,14 @@ impl MessageBroker for JetStream {
     }
 
     async fn open(&self, spec: &CursorSpec) -> Result<Box<dyn Deliveries>, BrokerError> {
-        let asked = spec.configuration()?;
+        let requested = spec.configuration()?;
         let link = self.connector.link(&format!("the cursor {}", spec.consumer))?;
         let state = self.stream(&spec.stream).await?;
         let state = state.ok_or_else(|| BrokerError::StreamNotFound { stream: spec.stream.clone() })?;
         spec.check_start(&state)?;
         self.delete_cursor(&spec.stream, &spec.consumer).await?;
         let what = format!("making the consumer {} of stream {}", spec.consumer, spec.stream);
-        let request = json!({ "stream_name": spec.stream, "config": asked, "action": "create" });
+        let request = json!({ "stream_name": spec.stream, "config": requested, "action": "create" });
         let subject = format!("CONSUMER.CREATE.{}.{}.{}", spec.stream, spec.consumer, spec.filter);
         let made = match api::ask::<CreateConsumerReply>(&link, &what, subject, &request).await? {
             Ok(made) => made.config,
@@ -315,7 +315,7 @@ impl MessageBroker for JetStream {
             Err(error) if is_full(&error) => return Err(spec.full()),
             Err(error) => return Err(api::refusal(&what, &error)),
         };
-        self.verify_created(spec, &asked, &made).await?;
+        self.verify_created(spec, &requested, &made).await?;
         Ok(Box::new(PullSubscription::start(link, spec, self.heartbeat).await?))
     }
 
@@ -371,10 +371,10 @@ impl JetStream {
     async fn verify_created(
         &self,
         spec: &CursorSpec,
-        asked: &Map<String, Value>,
+        requested: &Map<String, Value>,
         made: &Map<String, Value>,
     ) -> Result<(), BrokerError> {
-        let checked = spec.check_created(asked, made);
+        let checked = spec.check_created(requested, made);
         if checked.is_err()
             && let Err(error) = self.delete_cursor(&spec.stream, &spec.consumer).await
         {

@@ -163,7 +163,7 @@ impl MessageBroker for SimulatedBroker {
     }
 
     async fn open(&self, spec: &CursorSpec) -> Result<Box<dyn Deliveries>, BrokerError> {
-        let asked = spec.configuration()?;
+        let requested = spec.configuration()?;
         let (number, generation) = self.ask(&format!("the cursor {}", spec.consumer), |world| {
             let number = world.next_number(0);
             let made_differently = world.setting_override.take();
@@ -174,9 +174,9 @@ impl MessageBroker for SimulatedBroker {
             if stream.consumers.len() >= most {
                 return Err(spec.full());
             }
-            let mut made = asked.clone();
+            let mut made = requested.clone();
             made.extend(made_differently);
-            spec.check_created(&asked, &made)?;
+            spec.check_created(&requested, &made)?;
             let next = match spec.start {
                 CursorStart::After(sequence) => sequence.saturating_add(1),
                 CursorStart::Since(millis) => {

@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wish_is_repeated_until_it_is_fulfilled_and_answered_again_when_asked_again() {
+    fn a_drop_is_repeated_until_it_succeeds_and_answered_again_when_requested_again() {
         let mut bench = Bench::new();
         for runner in [1, 2, 1] {
             assert_eq!(bench.drops.take(bench.now, request(runner)), None);

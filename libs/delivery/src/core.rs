@@ -268,8 +268,8 @@ impl Core {
         let timer = timer.into_iter().chain(self.opaque_messages.next_due()).chain(self.settle_at);
         let timer = timer.chain(self.acceptances.next_due()).min();
         // Without a gateway no supervisor can be asked.
-        let asked = [self.reconciler.next_due(), self.drops.next_due()].into_iter().flatten().min();
-        timer.into_iter().chain(asked.filter(|_| self.gateway_up)).min()
+        let gateway_due = [self.reconciler.next_due(), self.drops.next_due()].into_iter().flatten().min();
+        timer.into_iter().chain(gateway_due.filter(|_| self.gateway_up)).min()
     }
 
     // Messages.

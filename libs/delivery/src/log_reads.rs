@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_waits_for_any_more_is_forgotten_and_all_is_bounded() {
+    fn reads_without_a_waiter_are_forgotten_and_all_is_bounded() {
         let (mut queries, now) = (RouterLogReads::default(), Instant::now());
         for read_id in 0..LOG_QUERIES_MAX as u64 {
             assert!(queries.ask(now, "a", read_id, read(read_id)));

@@ -51,27 +51,27 @@ impl UnacknowledgedReports {
         self.next_id += 1;
         let report_id = self.next_id;
         let mut open = UnacknowledgedReport { source, flow, json, sent_to: None };
-        tell(&self.replicas, &self.up, report_id, &mut open, out);
+        send_to_owner(&self.replicas, &self.up, report_id, &mut open, out);
         self.open.insert(report_id, open);
     }
 
     /// Sets the live replicas. Reports whose owner has changed are sent again.
     pub fn set_replicas(&mut self, replicas: BTreeSet<String>, out: &mut ReportsByOwner) {
         self.replicas = replicas;
-        self.tell_all(out);
+        self.send_all(out);
     }
 
     /// A stream to a replica stands.
     pub fn up(&mut self, replica: String, out: &mut ReportsByOwner) {
-        self.forget_told(&replica);
+        self.forget_sent(&replica);
         self.up.insert(replica);
-        self.tell_all(out);
+        self.send_all(out);
     }
 
     /// Notes that the stream to a replica was lost: reports sent over it must be sent again.
     pub fn down(&mut self, replica: &str) {
         self.up.remove(replica);
-        self.forget_told(replica);
+        self.forget_sent(replica);
     }
 
     /// Returns true when a stream to any replica is open.
@@ -102,20 +102,20 @@ impl UnacknowledgedReports {
         self.open.is_empty()
     }
 
-    fn forget_told(&mut self, replica: &str) {
+    fn forget_sent(&mut self, replica: &str) {
         for open in self.open.values_mut() {
             open.sent_to.take_if(|sent_to| sent_to == replica);
         }
     }
 
-    fn tell_all(&mut self, out: &mut ReportsByOwner) {
+    fn send_all(&mut self, out: &mut ReportsByOwner) {
         for (report_id, open) in &mut self.open {
-            tell(&self.replicas, &self.up, *report_id, open, out);
+            send_to_owner(&self.replicas, &self.up, *report_id, open, out);
         }
     }
 }
 
-fn tell(
+fn send_to_owner(
     replicas: &BTreeSet<String>,
     up: &BTreeSet<String>,
     report_id: u64,
@@ -170,8 +170,8 @@ mod tests {
         reports.set_replicas(names(&["a", "b"]), &mut out);
         assert!(out.is_empty(), "what is b's waits for its stream");
         reports.up("b".into(), &mut out);
-        let told = counts(&mut out);
-        let [(name, moved)] = told.as_slice() else { panic!("{told:?}") };
+        let sent = counts(&mut out);
+        let [(name, moved)] = sent.as_slice() else { panic!("{sent:?}") };
         assert!(name == "b" && (10..50).contains(moved), "about half of the flows have moved: {moved}");
         reports.set_replicas(names(&["a", "b"]), &mut out);
         assert!(out.is_empty(), "nothing has changed");

@@ -82,11 +82,11 @@ impl<S: DirectorySource> DirectoryView<S> {
 
     /// Forgets answers that may not hold any more, and wakes the watchers of their subjects, and only those. A repeated loss of the
     /// feed wakes none.
-    pub fn invalidate(&self, news: DirectoryInvalidation) {
+    pub fn invalidate(&self, invalidation: DirectoryInvalidation) {
         // Held until all watchers are notified, so that they see changes in order.
         let mut view = self.view();
-        if view.invalidate(news) {
-            self.listeners().notify(news);
+        if view.invalidate(invalidation) {
+            self.listeners().notify(invalidation);
         }
     }
 
@@ -118,10 +118,10 @@ impl<S: DirectorySource> Directory for DirectoryView<S> {
         }
         Box::pin(async move {
             let _permit = self.question().await?;
-            let asked = self.view().ask();
+            let generation = self.view().current_generation();
             let Some(actor) = self.0.source.read_actor(id).await? else { return Ok(None) };
             let actor = Arc::new(actor);
-            self.view().keep_actor(asked, id, &actor);
+            self.view().keep_actor(generation, id, &actor);
             Ok(Some(actor))
         })
     }
@@ -132,9 +132,9 @@ impl<S: DirectorySource> Directory for DirectoryView<S> {
         }
         Box::pin(async move {
             let _permit = self.question().await?;
-            let asked = self.view().ask();
+            let generation = self.view().current_generation();
             let role = self.0.source.read_membership(context, actor).await?;
-            self.view().keep_role(asked, context, actor, role);
+            self.view().keep_role(generation, context, actor, role);
             Ok(role)
         })
     }
@@ -222,30 +222,30 @@ mod tests {
         Watched { stream, woken: Arc::default() }
     }
 
-    fn asked(views: &DirectoryView<Readers>) -> usize {
+    fn lookups(views: &DirectoryView<Readers>) -> usize {
         views.source().0.swap(0, Ordering::Relaxed)
     }
 
     #[tokio::test]
-    async fn changes_of_others_wake_nobody() {
+    async fn changes_of_others_wake_no_watcher() {
         let views = DirectoryView::new(Readers::default());
         views.invalidate(DirectoryInvalidation::FeedRestored);
         let mut stream = watched(&views);
         stream.go_on();
-        assert_eq!(asked(&views), 1);
+        assert_eq!(lookups(&views), 1);
         for _ in 0..1000 {
-            for news in [
+            for invalidation in [
                 DirectoryInvalidation::Actor(BOB),
                 DirectoryInvalidation::Actor(ALICE),
                 DirectoryInvalidation::Context(THERE),
             ] {
-                views.invalidate(news);
+                views.invalidate(invalidation);
             }
         }
-        assert_eq!((stream.go_on(), asked(&views)), (0, 0), "its role is what it leans on");
+        assert_eq!((stream.go_on(), lookups(&views)), (0, 0), "its role is what it leans on");
         views.invalidate(DirectoryInvalidation::Context(HERE));
-        assert_eq!((stream.go_on(), asked(&views)), (1, 1));
-        assert_eq!((stream.go_on(), asked(&views)), (0, 0));
+        assert_eq!((stream.go_on(), lookups(&views)), (1, 1));
+        assert_eq!((stream.go_on(), lookups(&views)), (0, 0));
     }
 
     #[tokio::test]
@@ -253,12 +253,12 @@ mod tests {
         let views = DirectoryView::new(Readers::default());
         views.invalidate(DirectoryInvalidation::FeedRestored);
         let ask = async || views.directory().actor(ALICE).await;
-        let asked_now = views.view().ask();
+        let generation = views.view().current_generation();
         views.invalidate(DirectoryInvalidation::Actor(BOB));
         let alice = KnownActor { keys: Vec::new(), certificates_not_before: None };
-        views.view().keep_actor(asked_now, ALICE, &Arc::new(alice));
+        views.view().keep_actor(generation, ALICE, &Arc::new(alice));
         assert!(ask().await.is_ok_and(|alice| alice.is_some()));
-        assert_eq!(asked(&views), 0);
+        assert_eq!(lookups(&views), 0);
     }
 
     #[tokio::test(start_paused = true)]
@@ -267,26 +267,26 @@ mod tests {
         views.invalidate(DirectoryInvalidation::FeedRestored);
         let mut stream = watched(&views);
         stream.go_on();
-        assert_eq!(asked(&views), 1);
+        assert_eq!(lookups(&views), 1);
         // The watch is reopened five times a second, and fails.
         views.invalidate(DirectoryInvalidation::FeedLost);
-        assert_eq!((stream.go_on(), asked(&views)), (1, 1));
+        assert_eq!((stream.go_on(), lookups(&views)), (1, 1));
         for _ in 0..100 {
             views.invalidate(DirectoryInvalidation::FeedLost);
         }
-        assert_eq!((stream.go_on(), asked(&views)), (0, 0));
+        assert_eq!((stream.go_on(), lookups(&views)), (0, 0));
         // A role that is taken away now would cause no notification.
         let seconds = 20;
         for _ in 0..seconds {
             tokio::time::advance(Duration::from_secs(1)).await;
             stream.go_on();
         }
-        let asked_in_silence = asked(&views);
-        assert!((seconds / 4..=seconds).contains(&asked_in_silence), "{asked_in_silence}");
+        let lookups_in_silence = lookups(&views);
+        assert!((seconds / 4..=seconds).contains(&lookups_in_silence), "{lookups_in_silence}");
         views.invalidate(DirectoryInvalidation::FeedRestored);
         stream.go_on();
-        assert_eq!(asked(&views), 1);
+        assert_eq!(lookups(&views), 1);
         tokio::time::advance(Duration::from_secs(3600)).await;
-        assert_eq!((stream.go_on(), asked(&views)), (0, 0));
+        assert_eq!((stream.go_on(), lookups(&views)), (0, 0));
     }
 }

@@ -64,8 +64,8 @@ impl RemoteDirectory {
         loop {
             match tokio::time::timeout(SILENCE_MAX, changes.message()).await {
                 Ok(Ok(Some(change))) => {
-                    if let Some(news) = change.changed.map(news) {
-                        self.0.invalidate(news);
+                    if let Some(invalidation) = change.changed.map(invalidation_of) {
+                        self.0.invalidate(invalidation);
                     }
                 }
                 Ok(Ok(None)) => return Status::unavailable("the stream was closed"),
@@ -76,7 +76,7 @@ impl RemoteDirectory {
     }
 }
 
-fn news(changed: Changed) -> DirectoryInvalidation {
+fn invalidation_of(changed: Changed) -> DirectoryInvalidation {
     match changed {
         Changed::Everything(_) => DirectoryInvalidation::FeedRestored,
         Changed::ActorId(id) => DirectoryInvalidation::Actor(ActorId(id)),

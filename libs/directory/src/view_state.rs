@@ -48,14 +48,14 @@ pub(crate) struct DirectoryViewState {
 impl DirectoryViewState {
     /// Applies a change. Returns whether earlier answers may not hold any more because of it. A repeated loss of the feed returns
     /// false: nothing was kept while the feed was lost.
-    pub(crate) fn invalidate(&mut self, news: DirectoryInvalidation) -> bool {
-        if news == DirectoryInvalidation::FeedLost && !self.is_live {
+    pub(crate) fn invalidate(&mut self, invalidation: DirectoryInvalidation) -> bool {
+        if invalidation == DirectoryInvalidation::FeedLost && !self.is_live {
             return false;
         }
         self.generation += 1;
-        match news {
+        match invalidation {
             DirectoryInvalidation::FeedRestored | DirectoryInvalidation::FeedLost => {
-                self.is_live = news == DirectoryInvalidation::FeedRestored;
+                self.is_live = invalidation == DirectoryInvalidation::FeedRestored;
                 self.forget_when();
                 self.actors.clear();
                 self.forget_roles();
@@ -86,7 +86,7 @@ impl DirectoryViewState {
     }
 
     /// Returns the generation to pass to `keep_*` with an answer; called before the source is read.
-    pub(crate) const fn ask(&self) -> ViewGeneration {
+    pub(crate) const fn current_generation(&self) -> ViewGeneration {
         ViewGeneration(self.generation)
     }
 
@@ -102,8 +102,8 @@ impl DirectoryViewState {
 
     /// Remembers an actor, unless a change of it came meanwhile: what was read may be older than that change. That an actor does not
     /// exist is not remembered, so that one that was just registered is let in at once.
-    pub(crate) fn keep_actor(&mut self, asked: ViewGeneration, id: ActorId, actor: &Arc<KnownActor>) {
-        if !self.may_keep(asked, DirectorySubject::Actor(id)) {
+    pub(crate) fn keep_actor(&mut self, generation: ViewGeneration, id: ActorId, actor: &Arc<KnownActor>) {
+        if !self.may_keep(generation, DirectorySubject::Actor(id)) {
             return;
         }
         if self.actors.len() >= ACTORS_MAX {
@@ -115,12 +115,12 @@ impl DirectoryViewState {
     /// Remembers a role, unless its context changed meanwhile. That there is none is not remembered.
     pub(crate) fn keep_role(
         &mut self,
-        asked: ViewGeneration,
+        generation: ViewGeneration,
         context: ContextId,
         actor: ActorId,
         role: Membership,
     ) {
-        if !self.may_keep(asked, DirectorySubject::Context(context)) || role.role.is_none() {
+        if !self.may_keep(generation, DirectorySubject::Context(context)) || role.role.is_none() {
             return;
         }
         if self.roles_count >= ROLES_MAX {
@@ -130,8 +130,10 @@ impl DirectoryViewState {
         self.roles_count += usize::from(before.is_none());
     }
 
-    fn may_keep(&self, ViewGeneration(asked): ViewGeneration, subject: DirectorySubject) -> bool {
-        self.is_live && asked >= self.floor && self.changed.get(&subject).is_none_or(|heard| *heard <= asked)
+    fn may_keep(&self, ViewGeneration(generation): ViewGeneration, subject: DirectorySubject) -> bool {
+        self.is_live
+            && generation >= self.floor
+            && self.changed.get(&subject).is_none_or(|changed_at| *changed_at <= generation)
     }
 
     fn forget_roles(&mut self) {
@@ -162,9 +164,9 @@ mod tests {
         let mut view = DirectoryViewState::default();
         view.invalidate(DirectoryInvalidation::FeedRestored);
         for id in [ALICE, BOB] {
-            view.keep_actor(view.ask(), id, &actor());
+            view.keep_actor(view.current_generation(), id, &actor());
             for context in [HERE, THERE] {
-                view.keep_role(view.ask(), context, id, reader());
+                view.keep_role(view.current_generation(), context, id, reader());
             }
         }
         view
@@ -185,11 +187,11 @@ mod tests {
             (DirectoryInvalidation::FeedRestored, (0, 0)),
             (DirectoryInvalidation::FeedLost, (0, 0)),
         ];
-        for (news, left) in cases {
+        for (invalidation, left) in cases {
             let mut view = full();
             assert_eq!(known(&view), (2, 4));
-            assert!(view.invalidate(news));
-            assert_eq!(known(&view), left, "{news:?}");
+            assert!(view.invalidate(invalidation));
+            assert_eq!(known(&view), left, "{invalidation:?}");
         }
     }
 
@@ -197,22 +199,22 @@ mod tests {
     fn what_was_read_before_a_change_is_not_kept() {
         let mut view = DirectoryViewState::default();
         view.invalidate(DirectoryInvalidation::FeedRestored);
-        let asked = view.ask();
+        let generation = view.current_generation();
         view.invalidate(DirectoryInvalidation::Actor(BOB));
         view.invalidate(DirectoryInvalidation::Context(HERE));
         for id in [ALICE, BOB] {
-            view.keep_actor(asked, id, &actor());
-            view.keep_role(asked, HERE, id, reader());
-            view.keep_role(asked, THERE, id, reader());
+            view.keep_actor(generation, id, &actor());
+            view.keep_role(generation, HERE, id, reader());
+            view.keep_role(generation, THERE, id, reader());
         }
         assert_eq!(known(&view), (1, 2), "changes of others do not matter");
         assert!(view.actor(ALICE).is_some() && view.role(THERE, BOB).is_some());
         // This answer was read after the change.
-        view.keep_actor(view.ask(), BOB, &actor());
+        view.keep_actor(view.current_generation(), BOB, &actor());
         assert_eq!(known(&view), (2, 2));
-        let asked = view.ask();
+        let generation = view.current_generation();
         view.invalidate(DirectoryInvalidation::FeedRestored);
-        view.keep_actor(asked, ALICE, &actor());
+        view.keep_actor(generation, ALICE, &actor());
         assert_eq!(known(&view), (0, 0));
     }
 
@@ -220,15 +222,15 @@ mod tests {
     fn what_is_forgotten_of_changes_is_taken_for_one() {
         let mut view = DirectoryViewState::default();
         view.invalidate(DirectoryInvalidation::FeedRestored);
-        let asked = view.ask();
+        let generation = view.current_generation();
         for id in 10..=10 + u32::try_from(CHANGED_MAX).expect("small") {
             view.invalidate(DirectoryInvalidation::Actor(ActorId(id)));
         }
         assert!(view.changed.len() <= CHANGED_MAX);
-        view.keep_actor(asked, ActorId(10), &actor());
-        view.keep_actor(asked, ALICE, &actor());
+        view.keep_actor(generation, ActorId(10), &actor());
+        view.keep_actor(generation, ALICE, &actor());
         assert_eq!((known(&view), view.actors.len()), ((0, 0), 0));
-        view.keep_actor(view.ask(), ALICE, &actor());
+        view.keep_actor(view.current_generation(), ALICE, &actor());
         assert_eq!(known(&view), (1, 0));
     }
 
@@ -246,20 +248,20 @@ mod tests {
     #[test]
     fn nothing_is_kept_while_nothing_is_heard() {
         let mut view = DirectoryViewState::default();
-        view.keep_actor(view.ask(), ALICE, &actor());
+        view.keep_actor(view.current_generation(), ALICE, &actor());
         assert_eq!(known(&view), (0, 0), "before the first news");
         let mut view = full();
         view.invalidate(DirectoryInvalidation::FeedLost);
-        view.keep_actor(view.ask(), ALICE, &actor());
-        view.keep_role(view.ask(), HERE, ALICE, reader());
+        view.keep_actor(view.current_generation(), ALICE, &actor());
+        view.keep_role(view.current_generation(), HERE, ALICE, reader());
         assert_eq!(known(&view), (0, 0));
     }
 
     #[test]
-    fn nobody_is_not_remembered() {
+    fn a_missing_role_is_not_remembered() {
         let mut view = DirectoryViewState::default();
         view.invalidate(DirectoryInvalidation::FeedRestored);
-        view.keep_role(view.ask(), HERE, ALICE, Membership::default());
+        view.keep_role(view.current_generation(), HERE, ALICE, Membership::default());
         assert_eq!(known(&view), (0, 0));
     }
 }

@@ -14,7 +14,7 @@ const SWEPT_FROM: usize = 64;
 /// change all the time.
 #[derive(Debug)]
 pub(crate) struct DirectoryWatchers {
-    hearing: DirectoryFeedState,
+    feed_state: DirectoryFeedState,
     by_subject: HashMap<DirectorySubject, watch::Sender<DirectoryFeedState>>,
     /// Number of subjects at which the next sweep is due.
     sweep_at: usize,
@@ -22,7 +22,7 @@ pub(crate) struct DirectoryWatchers {
 
 impl Default for DirectoryWatchers {
     fn default() -> Self {
-        Self { hearing: DirectoryFeedState::Silent, by_subject: HashMap::new(), sweep_at: SWEPT_FROM }
+        Self { feed_state: DirectoryFeedState::Silent, by_subject: HashMap::new(), sweep_at: SWEPT_FROM }
     }
 }
 
@@ -32,13 +32,13 @@ impl DirectoryWatchers {
         if self.by_subject.len() >= self.sweep_at {
             self.sweep();
         }
-        let hearing = self.hearing;
-        self.by_subject.entry(subject).or_insert_with(|| watch::Sender::new(hearing)).subscribe()
+        let feed_state = self.feed_state;
+        self.by_subject.entry(subject).or_insert_with(|| watch::Sender::new(feed_state)).subscribe()
     }
 
     /// Wakes the watchers that a change concerns.
-    pub(crate) fn notify(&mut self, news: DirectoryInvalidation) {
-        match news {
+    pub(crate) fn notify(&mut self, invalidation: DirectoryInvalidation) {
+        match invalidation {
             DirectoryInvalidation::FeedRestored => self.notify_all(DirectoryFeedState::Live),
             DirectoryInvalidation::FeedLost => self.notify_all(DirectoryFeedState::Silent),
             DirectoryInvalidation::Actor(id) => self.notify_subject(DirectorySubject::Actor(id)),
@@ -48,15 +48,15 @@ impl DirectoryWatchers {
 
     fn notify_subject(&self, subject: DirectorySubject) {
         if let Some(listeners) = self.by_subject.get(&subject) {
-            listeners.send_replace(self.hearing);
+            listeners.send_replace(self.feed_state);
         }
     }
 
-    fn notify_all(&mut self, hearing: DirectoryFeedState) {
-        self.hearing = hearing;
+    fn notify_all(&mut self, feed_state: DirectoryFeedState) {
+        self.feed_state = feed_state;
         self.sweep();
         for listeners in self.by_subject.values() {
-            listeners.send_replace(hearing);
+            listeners.send_replace(feed_state);
         }
     }
 
@@ -79,29 +79,35 @@ mod tests {
         let mut alice = listeners.subscribe(DirectorySubject::Actor(ActorId(1)));
         let mut bob = listeners.subscribe(DirectorySubject::Actor(ActorId(2)));
         let mut here = listeners.subscribe(DirectorySubject::Context(ContextId(1)));
-        let mut told = |listeners: &mut DirectoryWatchers, news| {
-            listeners.notify(news);
+        let mut notified = |listeners: &mut DirectoryWatchers, invalidation| {
+            listeners.notify(invalidation);
             [&mut alice, &mut bob, &mut here].map(|listener| {
-                let told = listener.has_changed().expect("the sender is there");
-                told.then(|| *listener.borrow_and_update())
+                let notified = listener.has_changed().expect("the sender is there");
+                notified.then(|| *listener.borrow_and_update())
             })
         };
-        let all = |hearing| [Some(hearing); 3];
-        assert_eq!(told(&mut listeners, DirectoryInvalidation::FeedRestored), all(DirectoryFeedState::Live));
+        let all = |feed_state| [Some(feed_state); 3];
         assert_eq!(
-            told(&mut listeners, DirectoryInvalidation::Actor(ActorId(2))),
+            notified(&mut listeners, DirectoryInvalidation::FeedRestored),
+            all(DirectoryFeedState::Live)
+        );
+        assert_eq!(
+            notified(&mut listeners, DirectoryInvalidation::Actor(ActorId(2))),
             [None, Some(DirectoryFeedState::Live), None]
         );
         assert_eq!(
-            told(&mut listeners, DirectoryInvalidation::Context(ContextId(1))),
+            notified(&mut listeners, DirectoryInvalidation::Context(ContextId(1))),
             [None, None, Some(DirectoryFeedState::Live)]
         );
-        assert_eq!(told(&mut listeners, DirectoryInvalidation::Actor(ActorId(3))), [None; 3]);
-        assert_eq!(told(&mut listeners, DirectoryInvalidation::FeedLost), all(DirectoryFeedState::Silent));
+        assert_eq!(notified(&mut listeners, DirectoryInvalidation::Actor(ActorId(3))), [None; 3]);
+        assert_eq!(
+            notified(&mut listeners, DirectoryInvalidation::FeedLost),
+            all(DirectoryFeedState::Silent)
+        );
     }
 
     #[test]
-    fn subjects_that_nobody_listens_to_are_forgotten() {
+    fn subjects_without_watchers_are_forgotten() {
         let mut listeners = DirectoryWatchers::default();
         let kept = listeners.subscribe(DirectorySubject::Actor(ActorId(0)));
         for id in 1..100_000 {

@@ -292,7 +292,7 @@ where
     let stream = ObservedStream::new(stream, departure, request.body());
     let made = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
     let (mut sender, connection) = made.map_err(|error| EgressFailure::Unreachable(error.to_string()))?;
-    let asking = async {
+    let exchange = async {
         let (head, body) = sender.send_request(request).await.map_err(EgressFailure::Http)?.into_parts();
         let reply = EgressResponse { status: head.status, headers: head.headers, body: Bytes::new() };
         match Limited::new(body, body_max).collect().await {
@@ -303,12 +303,12 @@ where
             Err(cause) => Err(EgressFailure::Body { reply: Box::new(reply), cause }),
         }
     };
-    tokio::pin!(asking, connection);
+    tokio::pin!(exchange, connection);
     tokio::select! {
         biased;
-        reply = &mut asking => reply,
+        reply = &mut exchange => reply,
         // It ends before everything is read only in trouble, or when the server closes at the end.
-        _ = &mut connection => asking.await,
+        _ = &mut connection => exchange.await,
     }
 }
 

@@ -111,9 +111,9 @@ impl EnvelopeSigner {
         }
     }
 
-    fn admit(&self, heard: &OpenedEnvelope, now: Timestamp) -> Result<(), Refusal> {
+    fn admit(&self, opened: &OpenedEnvelope, now: Timestamp) -> Result<(), Refusal> {
         let mut windows = self.windows.lock().unwrap_or_else(PoisonError::into_inner);
-        let root = heard.root.as_bytes();
+        let root = opened.root.as_bytes();
         let ReplayWindowLimits { messages_per_root: each, roots_max: roots, overflow: beyond } = self.memory;
         if !windows.contains_key(root) && windows.len() >= roots {
             windows.retain(|_, window| !window.is_expired(now));
@@ -127,10 +127,10 @@ impl EnvelopeSigner {
             }
         }
         let window = windows.entry(*root).or_insert_with(|| ReplayWindow::new(each));
-        match window.admit(heard, now) {
+        match window.admit(opened, now) {
             Err(Refusal::TooMuch) if beyond == OverflowPolicy::EvictOldest => {
                 window.evict_oldest();
-                window.admit(heard, now)
+                window.admit(opened, now)
             }
             admitted => admitted,
         }
@@ -161,7 +161,7 @@ struct ConversationPeer {
     /// The key that stands for the peer.
     root: Option<VerifyingKey>,
     /// When the peer's last envelope was accepted.
-    heard: Option<Timestamp>,
+    last_received: Option<Timestamp>,
     /// True when no other root is accepted, whatever happens.
     fixed: bool,
 }
@@ -225,27 +225,28 @@ impl Conversation {
     /// # Errors
     /// Any [`Refusal`].
     pub fn verify(&self, envelope: &Envelope, now: Timestamp) -> Result<Bytes, Refusal> {
-        let heard = {
+        let opened = {
             let names = self.signer.names.read().unwrap_or_else(PoisonError::into_inner);
             let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
             statement::open_with_cached(self.proof, envelope, &names, now, &mut shown)?
         };
         let mut them = self.them();
         // A root that has not sent anything yet is only a guess, unless it was given as fixed.
-        let known = them.root.filter(|_| them.fixed || them.heard.is_some());
-        if let Some(known) = known.filter(|known| *known != heard.root) {
+        let known = them.root.filter(|_| them.fixed || them.last_received.is_some());
+        if let Some(known) = known.filter(|known| *known != opened.root) {
             return Err(Refusal::OtherSigner {
-                signer: heard.root.to_string(),
+                signer: opened.root.to_string(),
                 known: known.to_string(),
                 gone: !them.fixed
-                    && (them.heard.is_some_and(|last| now.since(last) >= LIFETIME)
-                        || self.successor_check.as_ref().is_some_and(|check| check(&known, &heard))),
+                    && (them.last_received.is_some_and(|last| now.since(last) >= LIFETIME)
+                        || self.successor_check.as_ref().is_some_and(|check| check(&known, &opened))),
             });
         }
-        self.signer.admit(&heard, now)?;
-        let name = Some(heard.root.to_string());
-        *them = ConversationPeer { name, root: Some(heard.root), heard: Some(now), fixed: them.fixed };
-        Ok(heard.body)
+        self.signer.admit(&opened, now)?;
+        let name = Some(opened.root.to_string());
+        *them =
+            ConversationPeer { name, root: Some(opened.root), last_received: Some(now), fixed: them.fixed };
+        Ok(opened.body)
     }
 
     /// Opens an envelope where payloads are guarded: a refusal is counted, and answered where that is of use.
@@ -309,7 +310,7 @@ mod tests {
 
     const NOW: Timestamp = Timestamp::from_millis(1_800_000_000_000);
 
-    fn voice() -> Arc<EnvelopeSigner> {
+    fn signer() -> Arc<EnvelopeSigner> {
         let sealer = Sealer::of_root(SigningKey::generate());
         let names = vec![sealer.root().to_string()];
         EnvelopeSigner::new(sealer, names)
@@ -320,58 +321,61 @@ mod tests {
     }
 
     #[test]
-    fn who_speaks_first_is_listened_to_and_nobody_else() {
-        let (one, other, stranger) = (voice(), voice(), voice());
+    fn the_first_sender_is_accepted_and_no_other() {
+        let (one, other, stranger) = (signer(), signer(), signer());
         let name = other.root().to_string();
         let here = Conversation::new(Arc::clone(&one), ignored()).with_name(name.clone());
         let there = Conversation::new(Arc::clone(&other), ignored());
         assert!(there.sign(b"{}", NOW).is_err(), "to nobody");
-        let said = here.sign(b"[1]", NOW).expect("JSON");
-        assert_eq!(there.verify(&said, NOW).expect("the first"), b"[1]"[..]);
+        let envelope = here.sign(b"[1]", NOW).expect("JSON");
+        assert_eq!(there.verify(&envelope, NOW).expect("the first"), b"[1]"[..]);
         assert_eq!(there.root(), Some(one.root()));
-        assert_eq!(there.verify(&said, NOW), Err(Refusal::Replayed));
+        assert_eq!(there.verify(&envelope, NOW), Err(Refusal::Replayed));
         let answer = there.sign(b"[2]", NOW).expect("to the first");
         assert_eq!(here.verify(&answer, NOW).expect("an answer"), b"[2]"[..]);
         let strange = Conversation::new(stranger, ignored()).with_name(name);
-        let said = strange.sign(b"[3]", NOW).expect("JSON");
-        assert_eq!(there.verify(&said, NOW).expect_err("somebody else").code(), "UNKNOWN_SIGNER");
-        assert!(!there.open(Ok(said), NOW).expect_err("somebody else").over);
+        let envelope = strange.sign(b"[3]", NOW).expect("JSON");
+        assert_eq!(there.verify(&envelope, NOW).expect_err("somebody else").code(), "UNKNOWN_SIGNER");
+        assert!(!there.open(Ok(envelope), NOW).expect_err("somebody else").over);
         let later = NOW + LIFETIME;
-        let said = strange.sign(b"[4]", later).expect("JSON");
-        assert!(there.open(Ok(said), later).expect_err("somebody else").over, "nobody else speaks here now");
+        let envelope = strange.sign(b"[4]", later).expect("JSON");
+        assert!(
+            there.open(Ok(envelope), later).expect_err("somebody else").over,
+            "nobody else speaks here now"
+        );
     }
 
     #[test]
     fn only_within_one_program_is_nothing_signed() {
-        let (one, other) = (voice(), voice());
-        let conversation = |voice: &Arc<EnvelopeSigner>| Conversation::new(Arc::clone(voice), ignored());
+        let (one, other) = (signer(), signer());
+        let conversation = |signer: &Arc<EnvelopeSigner>| Conversation::new(Arc::clone(signer), ignored());
         let here = conversation(&one).with_name(other.root().to_string()).in_process();
-        let said = here.sign(b"[1]", NOW).expect("JSON");
-        assert!(said.signature.is_empty());
-        assert_eq!(conversation(&other).verify(&said, NOW), Err(Refusal::BadSignature));
+        let envelope = here.sign(b"[1]", NOW).expect("JSON");
+        assert!(envelope.signature.is_empty());
+        assert_eq!(conversation(&other).verify(&envelope, NOW), Err(Refusal::BadSignature));
         let there = conversation(&other).in_process();
-        assert_eq!(there.verify(&said, NOW).expect("said by a part of the same program"), b"[1]"[..]);
-        assert_eq!(there.verify(&said, NOW), Err(Refusal::Replayed), "all else stays");
+        assert_eq!(there.verify(&envelope, NOW).expect("said by a part of the same program"), b"[1]"[..]);
+        assert_eq!(there.verify(&envelope, NOW), Err(Refusal::Replayed), "all else stays");
     }
 
     #[test]
     fn within_one_program_an_envelope_is_not_written_as_json() {
-        let (one, other) = (voice(), voice());
-        let conversation = |voice: &Arc<EnvelopeSigner>| Conversation::new(Arc::clone(voice), ignored());
+        let (one, other) = (signer(), signer());
+        let conversation = |signer: &Arc<EnvelopeSigner>| Conversation::new(Arc::clone(signer), ignored());
         let here = conversation(&one).with_name(other.root().to_string()).in_process();
-        let said = here.seal(Bytes::from_static(b"[1]")).expect("JSON");
-        assert!(said.starts_with(one.root().to_string().as_bytes()), "{said:?}");
-        assert!(Guard::open(&conversation(&other), &said).is_err(), "no bus carries this");
+        let sealed = here.seal(Bytes::from_static(b"[1]")).expect("JSON");
+        assert!(sealed.starts_with(one.root().to_string().as_bytes()), "{sealed:?}");
+        assert!(Guard::open(&conversation(&other), &sealed).is_err(), "no bus carries this");
         let there = conversation(&other).in_process();
-        assert_eq!(Guard::open(&there, &said).ok().as_deref(), Some(&b"[1]"[..]));
-        for broken in [&said[..63], &said[..64], b"", &[0xff; 100]] {
+        assert_eq!(Guard::open(&there, &sealed).ok().as_deref(), Some(&b"[1]"[..]));
+        for broken in [&sealed[..63], &sealed[..64], b"", &[0xff; 100]] {
             let broken = Bytes::copy_from_slice(broken);
             assert!(Guard::open(&conversation(&other).in_process(), &broken).is_err());
         }
     }
 
     #[test]
-    fn where_strangers_speak_nobody_is_in_the_way_of_others() {
+    fn strangers_do_not_get_in_the_way_of_others() {
         let memory = |beyond| ReplayWindowLimits { messages_per_root: 2, roots_max: 2, overflow: beyond };
         for (beyond, expected) in
             [(OverflowPolicy::Refuse, Err(Refusal::TooMuch)), (OverflowPolicy::EvictOldest, Ok(()))]
@@ -380,40 +384,40 @@ mod tests {
             let own = sealer.root().to_string();
             let here = EnvelopeSigner::with_replay_limits(sealer, vec![own.clone()], memory(beyond));
             let say = |by: &Arc<EnvelopeSigner>, now| {
-                let said = Conversation::new(Arc::clone(by), ignored()).with_name(own.clone());
-                said.sign(b"{}", now).expect("JSON")
+                let conversation = Conversation::new(Arc::clone(by), ignored()).with_name(own.clone());
+                conversation.sign(b"{}", now).expect("JSON")
             };
-            let hear = |said: &Envelope| {
-                let heard = Conversation::new(Arc::clone(&here), ignored()).verify(said, NOW);
-                heard.map(drop)
+            let verify = |envelope: &Envelope| {
+                let verified = Conversation::new(Arc::clone(&here), ignored()).verify(envelope, NOW);
+                verified.map(drop)
             };
-            let friend = voice();
+            let friend = signer();
             let first = say(&friend, NOW);
-            assert_eq!((hear(&first), hear(&say(&friend, NOW))), (Ok(()), Ok(())));
-            assert_eq!(hear(&first), Err(Refusal::Replayed), "as long as it is remembered");
-            assert_eq!(hear(&say(&friend, NOW)), expected, "a third of the same");
-            assert_eq!(hear(&say(&voice(), NOW + Duration::from_secs(1))), Ok(()));
-            assert_eq!(hear(&say(&voice(), NOW)), expected, "a third root");
+            assert_eq!((verify(&first), verify(&say(&friend, NOW))), (Ok(()), Ok(())));
+            assert_eq!(verify(&first), Err(Refusal::Replayed), "as long as it is remembered");
+            assert_eq!(verify(&say(&friend, NOW)), expected, "a third of the same");
+            assert_eq!(verify(&say(&signer(), NOW + Duration::from_secs(1))), Ok(()));
+            assert_eq!(verify(&say(&signer(), NOW)), expected, "a third root");
             assert!(here.windows.lock().expect("free").len() <= 2);
         }
     }
 
     #[test]
-    fn an_heir_ends_a_conversation_at_once() {
-        let (one, other, heir, stranger) = (voice(), voice(), voice(), voice());
+    fn a_successor_ends_a_conversation_at_once() {
+        let (one, other, successor, stranger) = (signer(), signer(), signer(), signer());
         let name = other.root().to_string();
-        let next = heir.root();
-        let heirs: SuccessorCheck =
-            Arc::new(move |_, heard: &OpenedEnvelope| heard.root == next && *heard.body == *b"[2]");
-        let there = Conversation::new(other, ignored()).with_successors(heirs);
-        let said = |voice: &Arc<EnvelopeSigner>, body: &[u8]| {
-            let here = Conversation::new(Arc::clone(voice), ignored()).with_name(name.clone());
+        let next = successor.root();
+        let successors: SuccessorCheck =
+            Arc::new(move |_, opened: &OpenedEnvelope| opened.root == next && *opened.body == *b"[2]");
+        let there = Conversation::new(other, ignored()).with_successors(successors);
+        let sign = |signer: &Arc<EnvelopeSigner>, body: &[u8]| {
+            let here = Conversation::new(Arc::clone(signer), ignored()).with_name(name.clone());
             Ok(here.sign(body, NOW).expect("JSON"))
         };
-        there.open(said(&one, b"[1]"), NOW).expect("the first");
-        assert!(!there.open(said(&stranger, b"[2]"), NOW).expect_err("somebody else").over);
-        assert!(!there.open(said(&heir, b"[3]"), NOW).expect_err("nothing shows it").over);
-        assert!(there.open(said(&heir, b"[2]"), NOW).expect_err("in a new one").over);
+        there.open(sign(&one, b"[1]"), NOW).expect("the first");
+        assert!(!there.open(sign(&stranger, b"[2]"), NOW).expect_err("somebody else").over);
+        assert!(!there.open(sign(&successor, b"[3]"), NOW).expect_err("nothing shows it").over);
+        assert!(there.open(sign(&successor, b"[2]"), NOW).expect_err("in a new one").over);
     }
 
     #[test]
@@ -433,7 +437,7 @@ mod tests {
             certified(&root),
             vec![root.verifying_key().to_string(), "a node".to_owned()],
         );
-        let other = voice();
+        let other = signer();
         let here = Conversation::new(Arc::clone(&one), ignored()).with_name(other.root().to_string());
         let there = Conversation::new(other, ignored());
         let say = || there.verify(&here.sign(b"[1]", now).expect("JSON"), now);
@@ -452,20 +456,20 @@ mod tests {
 
     #[test]
     fn what_is_over_is_told_and_what_is_repeated_is_not() {
-        let (one, other) = (voice(), voice());
+        let (one, other) = (signer(), signer());
         let here = Conversation::new(one, ignored()).with_name(other.root().to_string());
         let counted = Arc::new(Mutex::new(Vec::new()));
         let counting = Arc::clone(&counted);
         let on_refusal: OnRefusal =
             Arc::new(move |refusal: &Refusal| counting.lock().expect("free").push(refusal.code()));
         let there = Conversation::new(other, on_refusal);
-        let said = here.sign(b"[1]", NOW).expect("JSON");
-        let late = there.open(Ok(said.clone()), NOW + LIFETIME).expect_err("too late");
+        let envelope = here.sign(b"[1]", NOW).expect("JSON");
+        let late = there.open(Ok(envelope.clone()), NOW + LIFETIME).expect_err("too late");
         assert_eq!((late.error.reason(), late.body), ("ENVELOPE_EXPIRED", Some(Bytes::from_static(b"[1]"))));
-        there.open(Ok(said.clone()), NOW).expect("in time");
-        let again = there.open(Ok(said.clone()), NOW).expect_err("again");
+        there.open(Ok(envelope.clone()), NOW).expect("in time");
+        let again = there.open(Ok(envelope.clone()), NOW).expect_err("again");
         assert_eq!((again.error.reason(), again.body), ("REPLAYED", None));
-        let forged = Envelope { payload: Bytes::from_static(b"{}"), ..said };
+        let forged = Envelope { payload: Bytes::from_static(b"{}"), ..envelope };
         let forged = there.open(Ok(forged), NOW).expect_err("forged");
         assert_eq!((forged.error.reason(), forged.body), ("BAD_SIGNATURE", None));
         assert_eq!(*counted.lock().expect("free"), ["ENVELOPE_EXPIRED", "REPLAYED", "BAD_SIGNATURE"]);

@@ -16,7 +16,7 @@ type ReplayKey = ([u8; 32], u128);
 #[derive(Debug)]
 pub struct ReplayWindow {
     /// Ordered by expiry. The expiry is signed as well, so that a repetition has the same key.
-    heard: BTreeSet<(Timestamp, ReplayKey)>,
+    admitted: BTreeSet<(Timestamp, ReplayKey)>,
     capacity: usize,
 }
 
@@ -24,7 +24,7 @@ impl ReplayWindow {
     /// Makes a window for this many envelopes.
     #[must_use]
     pub fn new(capacity: usize) -> Self {
-        Self { heard: BTreeSet::new(), capacity }
+        Self { admitted: BTreeSet::new(), capacity }
     }
 
     /// Returns true when nothing that the window remembers holds any more.
@@ -36,30 +36,30 @@ impl ReplayWindow {
     /// When the last remembered envelope expires; none while the window is empty.
     #[must_use]
     pub fn holds_until(&self) -> Option<Timestamp> {
-        self.heard.last().map(|(over, _)| *over)
+        self.admitted.last().map(|(over, _)| *over)
     }
 
     /// Forgets the envelope that expires first.
     pub fn evict_oldest(&mut self) {
-        self.heard.pop_first();
+        self.admitted.pop_first();
     }
 
     /// Admits an envelope that was not received before.
     ///
     /// # Errors
     /// [`Refusal::Replayed`]; [`Refusal::TooMuch`] when no more can be remembered, which passes.
-    pub fn admit(&mut self, heard: &OpenedEnvelope, now: Timestamp) -> Result<(), Refusal> {
-        while self.heard.first().is_some_and(|(over, _)| *over <= now) {
-            self.heard.pop_first();
+    pub fn admit(&mut self, opened: &OpenedEnvelope, now: Timestamp) -> Result<(), Refusal> {
+        while self.admitted.first().is_some_and(|(over, _)| *over <= now) {
+            self.admitted.pop_first();
         }
-        let key = (heard.expires, (*heard.signer.as_bytes(), heard.id.bits()));
-        if self.heard.contains(&key) {
+        let key = (opened.expires, (*opened.signer.as_bytes(), opened.id.bits()));
+        if self.admitted.contains(&key) {
             return Err(Refusal::Replayed);
         }
-        if self.heard.len() >= self.capacity {
+        if self.admitted.len() >= self.capacity {
             return Err(Refusal::TooMuch);
         }
-        self.heard.insert(key);
+        self.admitted.insert(key);
         Ok(())
     }
 }
@@ -90,6 +90,6 @@ mod tests {
         assert_eq!(window.admit(&third, now), Err(Refusal::TooMuch));
         assert_eq!(window.admit(&first, now), Err(Refusal::Replayed), "also when it is full");
         assert_eq!(window.admit(&third, now + minute), Ok(()), "the others hold no more");
-        assert_eq!(window.heard.len(), 1);
+        assert_eq!(window.admitted.len(), 1);
     }
 }

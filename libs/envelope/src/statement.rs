@@ -219,9 +219,9 @@ mod tests {
         let body = br#"{"jsonrpc":"2.0", "id":1,"method":"m"}"#;
         let envelope = gateway.seal(&own, body, NOW, MINUTE).expect("JSON");
         let envelope = Envelope::from_json(&envelope.to_json()).expect("an envelope");
-        let heard = open_envelope(&envelope, std::slice::from_ref(&own), NOW).expect("for us");
-        assert_eq!(heard.body, body[..], "to the byte");
-        assert_eq!((heard.signer, heard.root), (gateway.key(), root.verifying_key()));
+        let opened = open_envelope(&envelope, std::slice::from_ref(&own), NOW).expect("for us");
+        assert_eq!(opened.body, body[..], "to the byte");
+        assert_eq!((opened.signer, opened.root), (gateway.key(), root.verifying_key()));
         let names = ["a node's".to_owned(), own.clone()];
         assert!(open_envelope(&envelope, &names, NOW).is_ok(), "by any name");
         assert!(matches!(gateway.seal(&own, b"{", NOW, MINUTE), Err(Refusal::Malformed(_))));

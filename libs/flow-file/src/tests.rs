@@ -434,11 +434,11 @@ fn assert_warnings(text: &str, env: &[(&str, &str)], expected: &[&str]) {
 #[test]
 fn a_reference_that_is_not_replaced_is_warned_of() {
     let script = "name: f\njobs:\n  a:\n    script_type: shell\n    script: |\n      date\n      echo ${{ flow.id }}\n";
-    let said = "line 2 of the script has `${{ flow.id }}`, and references are replaced in `env` alone: write \
+    let warning = "line 2 of the script has `${{ flow.id }}`, and references are replaced in `env` alone: write \
                 `env: { VALUE: \"${{ flow.id }}\" }` and read";
-    assert_warnings(script, &[], &[&format!("6:7: jobs.a.script: {said}")]);
+    assert_warnings(script, &[], &[&format!("6:7: jobs.a.script: {warning}")]);
     let long = script.replace("date\n", &format!("# {}\n", "x".repeat(20_000)));
-    assert_warnings(&long, &[], &[&format!("6:7: jobs.a.script: {said}")]);
+    assert_warnings(&long, &[], &[&format!("6:7: jobs.a.script: {warning}")]);
     assert_warnings(
         &with_job("outputs: ['${{ flow.name }}.csv']"),
         &[],
@@ -473,8 +473,8 @@ fn a_variable_that_a_python_job_does_not_obey_is_warned_of() {
             "name: f\njobs:\n  a: {{ script_type: {kind}, script: x, env: {{ PYTHONPATH: lib, PYTHONHASHSEED: '0' }} }}\n"
         )
     };
-    let said = "3:64: jobs.a.env.PYTHONHASHSEED: the interpreter of a python job is started before";
-    assert_warnings(&text("python"), &[], &[said]);
+    let warning = "3:64: jobs.a.env.PYTHONHASHSEED: the interpreter of a python job is started before";
+    assert_warnings(&text("python"), &[], &[warning]);
     assert_warnings(&text("shell"), &[], &[]);
 }
 
@@ -570,10 +570,10 @@ fn the_page_about_flow_files_has_every_key() {
         ("`target`", reader::TARGET_KEYS),
     ] {
         let mut known: Vec<_> = keys.to_vec();
-        let mut told = rows_of_the_page(heading);
+        let mut listed = rows_of_the_page(heading);
         known.sort_unstable();
-        told.sort_unstable();
-        assert_eq!(told, known, "{heading}");
+        listed.sort_unstable();
+        assert_eq!(listed, known, "{heading}");
     }
 }
 

@@ -240,10 +240,13 @@ mod tests {
             ),
         ];
         let mut spent = RetryCounters { tries: 5, ..RetryCounters::default() };
-        for (reason, expected, told) in cases {
+        for (reason, expected, description) in cases {
             let setback = setback(None, reason);
             let (verdict, counted) = after(&policy, spent, setback, 0.5);
-            assert_eq!((verdict, describe(&policy, counted, setback).as_deref()), (expected, Some(told)));
+            assert_eq!(
+                (verdict, describe(&policy, counted, setback).as_deref()),
+                (expected, Some(description))
+            );
             spent = counted;
         }
         assert_eq!(spent, RetryCounters { tries: 5, deaths: 2, losses: 1 });
@@ -256,8 +259,11 @@ mod tests {
             let setback = setback(None, reason);
             let (verdict, counted) = after(&policy, RetryCounters::default(), setback, 0.5);
             assert_eq!((verdict, counted.lost(), counted.tries), (RetryVerdict::GiveUp, 1, 0), "{reason:?}");
-            let told = describe(&policy, counted, setback).unwrap_or_default();
-            assert!(told.contains("`idempotent: false`") && !told.contains("waits"), "{told}");
+            let description = describe(&policy, counted, setback).unwrap_or_default();
+            assert!(
+                description.contains("`idempotent: false`") && !description.contains("waits"),
+                "{description}"
+            );
         }
         let expired = AttemptFailure { reason: ReasonCode::TimeoutResult, exit_code: None, died: true };
         assert_eq!(after(&policy, RetryCounters::default(), expired, 0.5).0, RetryVerdict::GiveUp);

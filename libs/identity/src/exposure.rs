@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_is_ours_alone_when_nobody_else_is_in_it() {
+    fn a_group_is_ours_alone_when_it_has_no_other_member() {
         let accounts = "root:x:0:0::/:\nalice:x:1000:1000::/:\nbob:x:1001:100::/:\n";
         let groups = "root:x:0:\nusers:x:100:\nalice:x:1000:\nboth:x:7:alice,bob\nmine:x:8:alice\n";
         for (group, alone) in [(0, true), (1000, true), (100, false), (7, false), (8, true), (9999, true)] {

@@ -169,10 +169,10 @@ impl Cluster {
         let mut all: Vec<&RedisAddress> = known.nodes.iter().collect();
         all.extend(self.seeds.iter().filter(|seed| !known.nodes.contains(seed)));
         let mut missing = all.len() / 2 + 1;
-        let mut asked: FuturesUnordered<_> = all.into_iter().map(|address| self.ask(address)).collect();
+        let mut replies: FuturesUnordered<_> = all.into_iter().map(|address| self.ask(address)).collect();
         let (mut latest, mut failure): (Option<ClusterTopologyReport>, _) = (None, None);
         while missing > 0
-            && let Some(answer) = asked.next().await
+            && let Some(answer) = replies.next().await
         {
             match answer {
                 Ok(view) => {
@@ -231,8 +231,8 @@ impl Cluster {
 }
 
 impl ClusterTopologyReport {
-    /// Takes up one entry of the answer to `CLUSTER SLOTS` of the node at `asked`.
-    fn read(&mut self, asked: &RedisAddress, range: Value) -> Result<()> {
+    /// Takes up one entry of the answer to `CLUSTER SLOTS` of the node at `source`.
+    fn read(&mut self, source: &RedisAddress, range: Value) -> Result<()> {
         let mut parts = range.array()?.into_iter();
         let mut number = || -> Result<u16> {
             let number = parts.next().unwrap_or(Value::Nil).uint()?;
@@ -240,7 +240,7 @@ impl ClusterTopologyReport {
         };
         let (first, last) = (number()?, number()?);
         for (n, node) in parts.enumerate() {
-            let Some(address) = node_address(asked, node)? else { continue };
+            let Some(address) = node_address(source, node)? else { continue };
             if !self.nodes.contains(&address) {
                 self.nodes.push(address.clone());
             }
@@ -252,15 +252,15 @@ impl ClusterTopologyReport {
     }
 }
 
-/// Returns the address of a node; nothing when the asked node does not know it. Without a host it is the asked node's host.
-fn node_address(asked: &RedisAddress, node: Value) -> Result<Option<RedisAddress>> {
+/// Returns the address of a node; nothing when the node at `source` does not know it. Without a host it is that node's host.
+fn node_address(source: &RedisAddress, node: Value) -> Result<Option<RedisAddress>> {
     let mut parts = node.array()?.into_iter();
     let host = parts.next().unwrap_or(Value::Nil).optional_text()?.unwrap_or_default();
     let port = parts.next().unwrap_or(Value::Nil).uint()?;
     let Some(port) = u16::try_from(port).ok().filter(|port| *port != 0) else { return Ok(None) };
     Ok(match host.as_str() {
         "?" => None,
-        "" => Some(RedisAddress { host: asked.host.clone(), port }),
+        "" => Some(RedisAddress { host: source.host.clone(), port }),
         _ => Some(RedisAddress { host, port }),
     })
 }
@@ -283,18 +283,21 @@ mod tests {
 
     #[test]
     fn who_serves_what_is_drawn_from_what_a_node_says() {
-        let asked = address("seed", 1);
+        let source = address("seed", 1);
         let mut view = ClusterTopologyReport { is_ok: true, epoch: 1, ranges: Vec::new(), nodes: Vec::new() };
         let range = |first, last, nodes: Vec<Value>| {
             Value::Array([vec![Value::Int(first), Value::Int(last)], nodes].concat())
         };
-        view.read(&asked, range(0, 99, vec![node(text("b"), 7), node(text("c"), 8)])).expect("a range");
-        view.read(&asked, range(200, 16_383, vec![node(Value::Nil, 7), node(text("?"), 9)]))
+        view.read(&source, range(0, 99, vec![node(text("b"), 7), node(text("c"), 8)])).expect("a range");
+        view.read(&source, range(200, 16_383, vec![node(Value::Nil, 7), node(text("?"), 9)]))
             .expect("a range");
-        view.read(&asked, range(100, 100, vec![node(text(""), 6)])).expect("a range");
-        assert!(view.read(&asked, range(0, 70_000, Vec::new())).is_err());
-        let cluster =
-            Cluster::new("redis+cluster://seed:1".parse().expect("a url"), vec![asked], KvOptions::default());
+        view.read(&source, range(100, 100, vec![node(text(""), 6)])).expect("a range");
+        assert!(view.read(&source, range(0, 70_000, Vec::new())).is_err());
+        let cluster = Cluster::new(
+            "redis+cluster://seed:1".parse().expect("a url"),
+            vec![source],
+            KvOptions::default(),
+        );
         let map = cluster.drawn(view, 1);
         let owner = |slot| map.owner(slot).map(|(address, _)| address.clone());
         assert_eq!(owner(0), Some(address("b", 7)));

@@ -193,16 +193,16 @@ impl ConfirmationRounds {
         let Some(first) = batch.first() else { return };
         let mark = mark_of(&first.change.key);
         match first.change.round(&link, &mark).await {
-            Ok(finding) => self.tell(batch, &finding, &mark, link),
+            Ok(finding) => self.report_outcomes(batch, &finding, &mark, link),
             Err(error) => {
                 for waiting in batch {
-                    waiting.tell(Err(ConfirmationError::Broken(error.to_string())));
+                    waiting.report(Err(ConfirmationError::Broken(error.to_string())));
                 }
             }
         }
     }
 
-    fn tell(
+    fn report_outcomes(
         &self,
         batch: Vec<ConfirmationWaiter>,
         finding: &ConfirmationOutcome,
@@ -217,7 +217,7 @@ impl ConfirmationRounds {
             }
             let outcome = finding.outcome(&waiting.change);
             is_sound &= !matches!(outcome, Err(ConfirmationError::Broken(_)));
-            waiting.tell(outcome);
+            waiting.report(outcome);
         }
         let mut state = lock(&self.state);
         state.waiting.splice(0..0, again);
@@ -231,7 +231,7 @@ impl ConfirmationRounds {
 }
 
 impl ConfirmationWaiter {
-    fn tell(self, outcome: std::result::Result<(), ConfirmationError>) {
+    fn report(self, outcome: std::result::Result<(), ConfirmationError>) {
         // A caller that does not wait any more has reported that the outcome is unknown.
         let _ = self.result_sender.send(outcome);
     }

@@ -69,7 +69,7 @@ pub struct UnknownDurability(pub String);
 /// Durability that makes a change count, applied to the server that makes the change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Confirmation {
-    asked: Durability,
+    durability: Durability,
 }
 
 /// Why the Redis at hand cannot be used as requested, and what helps.
@@ -104,8 +104,8 @@ impl Durability {
         if self == Self::Fast {
             return doubt_of_fast(setup);
         }
-        let asked = self.on(setup).ok().flatten().map(|confirm| confirm.target);
-        let is_of_disks = matches!(asked, Some(PersistenceTarget::Disk | PersistenceTarget::Disks));
+        let target = self.on(setup).ok().flatten().map(|confirm| confirm.target);
+        let is_of_disks = matches!(target, Some(PersistenceTarget::Disk | PersistenceTarget::Disks));
         if !is_of_disks || !setup.waitaof_is_early || setup.append_fsync.as_deref() == Some("always") {
             return None;
         }
@@ -222,13 +222,13 @@ fn reported<'a>(product: &str, setting: Option<&'a str>, name: &str) -> std::res
 }
 
 impl Confirmation {
-    /// Resolves `asked` for this Redis: every server that takes writes has to provide it. Returns how those servers are set up
+    /// Resolves a durability for this Redis: every server that takes writes has to provide it. Returns how those servers are set up
     /// as well, as far as they report it.
     ///
     /// # Errors
     /// Names the durability that a server cannot provide.
     pub async fn of(
-        asked: Durability,
+        durability: Durability,
         kv: &Kv,
     ) -> std::result::Result<(Self, Vec<PrimarySetup>), SetupError> {
         let mut servers = Vec::new();
@@ -237,7 +237,7 @@ impl Confirmation {
             let setup = match primary.setup().await {
                 Ok(setup) => Some(setup),
                 // `Fast` needs nothing of the server, so a server that does not answer is accepted.
-                Err(_) if asked == Durability::Fast => None,
+                Err(_) if durability == Durability::Fast => None,
                 // The server is about to change its role; another one takes writes soon.
                 Err(Error::Readonly(reason)) => {
                     let endpoint = primary.endpoint().to_owned();
@@ -247,25 +247,25 @@ impl Confirmation {
             };
             let server = PrimarySetup { name, setup };
             if let Some(setup) = &server.setup {
-                asked.on(setup).map_err(|why| SetupError::NotGiven(server.named(&why)))?;
+                durability.on(setup).map_err(|why| SetupError::NotGiven(server.named(&why)))?;
             }
             servers.push(server);
         }
-        Ok((Self { asked }, servers))
+        Ok((Self { durability }, servers))
     }
 
     /// Returns whether an answer counts as soon as its change is made.
     #[must_use]
     pub const fn is_immediate(self) -> bool {
-        matches!(self.asked, Durability::Fast)
+        matches!(self.durability, Durability::Fast)
     }
 
     /// Calls a script and waits until its answer counts. The server's setup is read again whenever
     /// another process is at the other end, and no change is made when its durability is too low.
     pub async fn call(self, connection: &KvConnection, call: ScriptCall) -> Result<Value> {
-        match self.asked {
+        match self.durability {
             Durability::Fast => connection.call(call).await,
-            asked => connection.change(call, |setup| asked.on(setup)).await,
+            durability => connection.change(call, |setup| durability.on(setup)).await,
         }
     }
 }
@@ -280,15 +280,17 @@ pub struct PrimarySetup {
 }
 
 impl PrimarySetup {
-    /// Returns how far the server falls short of what `asked` promises.
-    pub fn shortfall(&self, asked: Durability) -> Option<String> {
-        self.setup.as_ref().and_then(|setup| asked.shortfall(setup)).map(|doubt| self.named(&doubt))
+    /// Returns how far the server falls short of what the durability promises.
+    pub fn shortfall(&self, durability: Durability) -> Option<String> {
+        self.setup.as_ref().and_then(|setup| durability.shortfall(setup)).map(|doubt| self.named(&doubt))
     }
 
     /// Describes what an answered change survives there.
-    pub fn guarantee(&self, asked: Durability) -> String {
-        let promise =
-            self.setup.as_ref().map_or_else(|| format!("{asked}: {UNKNOWN}"), |setup| asked.guarantee(setup));
+    pub fn guarantee(&self, durability: Durability) -> String {
+        let promise = self
+            .setup
+            .as_ref()
+            .map_or_else(|| format!("{durability}: {UNKNOWN}"), |setup| durability.guarantee(setup));
         self.named(&promise)
     }
 
@@ -316,7 +318,7 @@ mod tests {
     #[test]
     fn what_is_confirmed_too_early_is_doubted() {
         use Durability::{Replicated, Synced};
-        for (asked, version, replicas, append_fsync, is_doubted) in [
+        for (durability, version, replicas, append_fsync, is_doubted) in [
             (Synced, (7, 4), 0, "everysec", true),
             (Synced, (7, 4), 0, "always", false),
             (Replicated, (7, 4), 1, "everysec", true),
@@ -325,22 +327,22 @@ mod tests {
             (Replicated, (7, 4), 0, "everysec", false),
         ] {
             let known = setup(version, replicas, "yes", append_fsync);
-            assert_eq!(asked.shortfall(&known), None, "{asked} on {known:?}");
+            assert_eq!(durability.shortfall(&known), None, "{durability} on {known:?}");
             let early = RedisSetup { waitaof_is_early: true, ..known };
             let other = RedisSetup { product: "Valkey 8.0.1".to_owned(), ..early.clone() };
-            let named = asked.shortfall(&other).is_none_or(|why| {
+            let named = durability.shortfall(&other).is_none_or(|why| {
                 why.contains("this Valkey 8.0.1 has") && !why.contains("Redis") && why.contains("Valkey 7.2")
             });
-            assert!(named, "{asked} on {other:?}");
-            let doubt = asked.shortfall(&early);
-            assert_eq!(doubt.is_some(), is_doubted, "{asked} on {early:?}: {doubt:?}");
+            assert!(named, "{durability} on {other:?}");
+            let doubt = durability.shortfall(&early);
+            assert_eq!(doubt.is_some(), is_doubted, "{durability} on {early:?}: {doubt:?}");
             assert!(doubt.is_none_or(|why| why.contains("set `appendfsync always`")));
         }
     }
 
     #[test]
     fn what_the_end_of_redis_alone_costs_is_told() {
-        for (append_only, append_fsync, told) in [
+        for (append_only, append_fsync, expected) in [
             ("no", "everysec", Some("`appendonly no`")),
             ("yes", "everysec", Some("`appendfsync everysec`")),
             ("yes", "always", None),
@@ -348,7 +350,7 @@ mod tests {
             ("", "", None),
         ] {
             let doubt = Durability::Fast.shortfall(&setup((7, 0), 0, append_only, append_fsync));
-            match told {
+            match expected {
                 Some(part) => assert!(doubt.as_ref().is_some_and(|doubt| doubt.contains(part)), "{doubt:?}"),
                 None => assert_eq!(doubt, None),
             }
@@ -358,7 +360,7 @@ mod tests {
     #[test]
     fn operators_are_told_what_an_answered_change_survives() {
         use Durability::{Fast, Replicated, Synced};
-        for (asked, version, append_only, append_fsync, told, doubted) in [
+        for (durability, version, append_only, append_fsync, expected, doubted) in [
             (Fast, (7, 0), "no", "everysec", "every process but Redis", "`appendonly no`"),
             (Fast, (7, 0), "yes", "everysec", "every process but Redis", "`appendfsync everysec`"),
             (Fast, (7, 0), "yes", "no", "every process, Redis too", ""),
@@ -368,8 +370,8 @@ mod tests {
             (Replicated, (7, 0), "yes", "everysec", "in the memory of Redis and of a replica", ""),
             (Replicated, (7, 2), "yes", "everysec", "on the disks of Redis and of a replica", ""),
         ] {
-            let promise = asked.guarantee(&setup(version, 1, append_only, append_fsync));
-            assert!(promise.starts_with(asked.as_str()) && promise.contains(told), "{promise}");
+            let promise = durability.guarantee(&setup(version, 1, append_only, append_fsync));
+            assert!(promise.starts_with(durability.as_str()) && promise.contains(expected), "{promise}");
             assert!(promise.contains(doubted) && promise.contains("; durability") != doubted.is_empty());
         }
     }
@@ -377,7 +379,7 @@ mod tests {
     #[test]
     fn what_a_durability_comes_to_depends_on_the_server() {
         use Durability::{Fast, Replicated, Synced};
-        for (asked, version, replicas, append_only, append_fsync, keeper) in [
+        for (durability, version, replicas, append_only, append_fsync, keeper) in [
             (Fast, (7, 0), 0, "", "", Ok(None)),
             (Synced, (7, 0), 0, "yes", "always", Ok(None)),
             (Synced, (7, 0), 0, "yes", "everysec", Err("7.2")),
@@ -391,12 +393,12 @@ mod tests {
             (Replicated, (7, 10), 1, "", "", Err("allow CONFIG GET")),
         ] {
             let setup = setup(version, replicas, append_only, append_fsync);
-            match (asked.on(&setup), keeper) {
+            match (durability.on(&setup), keeper) {
                 (Ok(confirm), Ok(keeper)) => {
                     assert_eq!(confirm.map(|confirm| confirm.target), keeper, "{setup:?}")
                 }
                 (Err(why), Err(part)) => assert!(why.contains(part), "{why}"),
-                (on, _) => panic!("{asked} on {setup:?}: {on:?}"),
+                (on, _) => panic!("{durability} on {setup:?}: {on:?}"),
             }
         }
     }

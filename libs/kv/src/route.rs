@@ -194,13 +194,13 @@ impl RouteHop {
         terms: WriteConcernPolicy<'_>,
     ) -> Result<Value> {
         let mut known = self.link.identify().await?;
-        let mut asked = terms(&known.process.setup);
-        if asked.is_err() {
+        let mut concern = terms(&known.process.setup);
+        if concern.is_err() {
             // It may have been set up since.
             known = self.link.identify_anew().await?;
-            asked = terms(&known.process.setup);
+            concern = terms(&known.process.setup);
         }
-        let asked = asked.map_err(|reason| {
+        let concern = concern.map_err(|reason| {
             if self.link.server.is_of_sentinels() {
                 // Perhaps another one is the master by now.
                 self.link.renew();
@@ -215,7 +215,7 @@ impl RouteHop {
         } else {
             self.link.send_to(&known, call).await?
         };
-        if let Some(confirm) = asked {
+        if let Some(confirm) = concern {
             let (key, process) = (key.to_owned(), Arc::clone(&known.process));
             let change = UnconfirmedWrite { confirm, key, is_asking: self.is_asking, process };
             self.link.confirm(&known, change).await?;

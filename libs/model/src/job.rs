@@ -284,7 +284,7 @@ mod tests {
 
     #[test]
     fn an_output_is_one_file() {
-        for (name, said) in [
+        for (name, violation) in [
             (
                 "*.csv",
                 "`*.csv` is a pattern, and each output is one file: name its files, or let the script pack them \
@@ -297,7 +297,7 @@ mod tests {
             let mut violations = Violations::new();
             check_outputs(&[name.to_owned()], "job", &mut violations);
             let described: Vec<_> = violations.as_slice().iter().map(|v| v.description.as_str()).collect();
-            assert!(matches!(described[..], [one] if one.contains(said)), "{name}: {described:?}");
+            assert!(matches!(described[..], [one] if one.contains(violation)), "{name}: {described:?}");
         }
         let mut violations = Violations::new();
         check_outputs(&["a[1].csv".to_owned(), "{a}".to_owned()], "job", &mut violations);

@@ -189,15 +189,15 @@ impl BusStatus {
 /// Follows whether a bus is up, for as long as the receiver lives. Must be called within a Tokio runtime.
 #[must_use]
 pub fn watch_up(bus: &dyn Bus) -> watch::Receiver<bool> {
-    let mut standing = bus.status();
-    let up = watch::Sender::new(standing.borrow().up);
+    let mut status = bus.status();
+    let up = watch::Sender::new(status.borrow().up);
     let receiver = up.subscribe();
     tokio::spawn(async move {
         tokio::select! {
             () = up.closed() => {}
             () = async {
-                while standing.changed().await.is_ok() {
-                    let now = standing.borrow_and_update().up;
+                while status.changed().await.is_ok() {
+                    let now = status.borrow_and_update().up;
                     up.send_if_modified(|before| std::mem::replace(before, now) != now);
                 }
             } => {}

@@ -225,9 +225,9 @@ impl Bus for DaemonBus {
     }
 
     async fn key_of(&self, ip: Ipv6Addr) -> Result<PublicKey, BusError> {
-        let asking = self.shared.key_of(ip);
-        let asked = tokio::time::timeout(self.shared.timings.patience, asking).await;
-        asked.unwrap_or_else(|_| Err(BusError::Down(self.shared.connection.problem())))
+        let lookup = self.shared.key_of(ip);
+        let found = tokio::time::timeout(self.shared.timings.patience, lookup).await;
+        found.unwrap_or_else(|_| Err(BusError::Down(self.shared.connection.problem())))
     }
 
     async fn send(&self, parcel: Datagram<'_>) -> Result<(), BusError> {

@@ -81,10 +81,10 @@ impl JobConsumerState {
 
     /// Asks for the job after one that has ended; to be followed by the arguments of `finish`.
     pub(crate) fn finish_and_take(&self) -> ScriptCall {
-        let asked = self.arguments(1, b"", "");
-        let take_arguments = asked.len() + self.queues.len() + 1;
+        let arguments = self.arguments(1, b"", "");
+        let take_arguments = arguments.len() + self.queues.len() + 1;
         let call = FINISH_AND_TAKE.call::<&str>(&[]).named(kv::named![take_arguments: take_arguments]);
-        call.args(asked.map(|(_, value)| value)).args(&self.queues).arg(&self.demands)
+        call.args(arguments.map(|(_, value)| value)).args(&self.queues).arg(&self.demands)
     }
 
     /// The arguments of `take` that have a name.

@@ -258,7 +258,7 @@ impl InstanceSession {
             log_offset: piece.end(),
             log: &encode(&QueueEventKind::Log(piece))?,
         ]);
-        standing(self.0.db.call(call).await?)
+        outcome_of(self.0.db.call(call).await?)
     }
 
     /// Records the end of a job, together with the last of its log.
@@ -268,9 +268,9 @@ impl InstanceSession {
     pub async fn finish(&self, ending: &JobEndReport) -> Result<JobRecordOutcome> {
         crash_point!("queue.before_finish");
         let call = self.end(ending, |end| FINISH.call::<&str>(&[]).named(end))?;
-        let standing = standing(self.0.db.call(call).await?)?;
+        let outcome = outcome_of(self.0.db.call(call).await?)?;
         self.held().remove(&ending.job_key);
-        Ok(standing)
+        Ok(outcome)
     }
 
     /// Returns true while every slot is taken and jobs may wait, so that an ended job should be followed by the next in one turn.
@@ -299,15 +299,15 @@ impl InstanceSession {
         let call = self.end(ending, |end| taking.finish_and_take().args(end.map(|(_, value)| value)))?;
         let [ended, taken] = self.0.db.call(call).await?.tuple()?;
         crash_point!("queue.finished_and_taken");
-        let standing = standing(ended)?;
+        let outcome = outcome_of(ended)?;
         self.held().remove(&ending.job_key);
         if self.was_away() {
             // A job that this instance was given may have been ended as lost: it is found if it is still its own.
-            return Ok((standing, None));
+            return Ok((outcome, None));
         }
         let next = self.read_taken(taken).await?.pop();
         doubt.end();
-        Ok((standing, next))
+        Ok((outcome, next))
     }
 
     /// Leaves: is not present any more. What it still holds will be ended as lost by its next life.
@@ -424,7 +424,7 @@ impl InstanceSession {
     }
 }
 
-fn standing(answer: Value) -> Result<JobRecordOutcome> {
+fn outcome_of(answer: Value) -> Result<JobRecordOutcome> {
     let [recorded, status] = answer.tuple()?;
     if recorded.int()? == 1 {
         return Ok(JobRecordOutcome::Recorded);

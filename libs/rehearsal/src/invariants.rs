@@ -98,7 +98,7 @@ impl InvariantChecker {
             match &input.what {
                 InstanceInputKind::Result(result) => self.ended(old, result),
                 InstanceInputKind::Verb { verb, .. } if change.fate == InputDisposition::Applied => {
-                    self.asked(old, verb)
+                    self.note_verb(old, verb)
                 }
                 _ => {}
             }
@@ -183,7 +183,7 @@ impl InvariantChecker {
     }
 
     /// Notes an operator's verb on an instance.
-    fn asked(&mut self, old: &SagaInstance, verb: &Verb) {
+    fn note_verb(&mut self, old: &SagaInstance, verb: &Verb) {
         let purpose = old.stuck.as_ref().map(|stuck| stuck.purpose);
         match (verb, purpose) {
             (Verb::Kill { .. } | Verb::Complete { .. }, _) => self.is_by_hand = true,

@@ -137,9 +137,9 @@ impl Server {
         // Connections never outlive this future, also when it is dropped.
         let _severing = sever.clone().drop_guard();
         let (ready, connections) = mpsc::channel(READY_QUEUE);
-        let seats = ConnectionLimiter::new(CONNECTIONS_MAX, ConnectionTable::of_strangers());
+        let limiter = ConnectionLimiter::new(CONNECTIONS_MAX, ConnectionTable::of_strangers());
         let metrics = self.mount.metrics().clone();
-        let hall = AcceptContext { ready, stop: stop.clone(), sever: sever.clone(), limiter: seats, metrics };
+        let hall = AcceptContext { ready, stop: stop.clone(), sever: sever.clone(), limiter, metrics };
         let accepting = join_all(self.listeners.into_iter().map(|door| accept(door, hall.clone())));
         // The channel ends with the last door.
         drop(hall);
@@ -221,12 +221,12 @@ impl ConnectionServer {
         let Self { server, gate, stop, leaving } = self;
         let (ended, severing, state) = (connection.ended(), connection.severing(), connection.state());
         let (leave, metrics) = (CancellationToken::new(), gate.metrics().clone());
-        let asked_to_leave = leave.clone();
+        let leave_requested = leave.clone();
         let until = async move {
             tokio::select! {
                 () = stop.cancelled() => {}
                 () = ended.cancelled() => {}
-                () = asked_to_leave.cancelled() => {}
+                () = leave_requested.cancelled() => {}
             }
         };
         let incoming = stream::iter([Ok::<_, io::Error>(connection)]).chain(stream::pending());

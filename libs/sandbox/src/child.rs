@@ -86,10 +86,10 @@ impl SandboxedJob {
     pub fn adopt(socket: OwnedFd, pid: u32) -> io::Result<Self> {
         rustix::io::ioctl_fionbio(&socket, true)?;
         // SAFETY: the descriptor is owned by what it is registered with, which closes it last.
-        let seat =
+        let socket =
             unsafe { AsyncFd::register_with_interest(socket, Interest::READABLE | Interest::WRITABLE) };
-        let seat = seat.map_err(|error| error.into_parts().1)?;
-        Ok(Self { socket: seat, pid, process: None })
+        let socket = socket.map_err(|error| error.into_parts().1)?;
+        Ok(Self { socket, pid, process: None })
     }
 
     /// The number of its init.
@@ -138,7 +138,7 @@ impl SandboxedJob {
     }
 }
 
-fn hand_over(seat: &OwnedFd, request: &SandboxRequest) -> io::Result<()> {
+fn hand_over(socket: &OwnedFd, request: &SandboxRequest) -> io::Result<()> {
     let file = rustix::fs::memfd_create("request", MemfdFlags::CLOEXEC)?;
     let mut file = File::from(file);
     // It has the secrets of the job in it.
@@ -148,6 +148,6 @@ fn hand_over(seat: &OwnedFd, request: &SandboxRequest) -> io::Result<()> {
     let mut extra = SendAncillaryBuffer::new(&mut space);
     let descriptors = [file.as_fd()];
     extra.push(SendAncillaryMessage::ScmRights(&descriptors));
-    rustix::net::sendmsg(seat, &[io::IoSlice::new(b"r")], &mut extra, SendFlags::NOSIGNAL)?;
+    rustix::net::sendmsg(socket, &[io::IoSlice::new(b"r")], &mut extra, SendFlags::NOSIGNAL)?;
     Ok(())
 }

@@ -180,8 +180,8 @@ mod tests {
         let part = GIB / 100 * 5;
         assert_eq!(floors.judge(space(1, GIB / 10)), DiskSpaceStatus::Enough(GIB / 10 - part));
         assert_eq!(floors.judge(space(1, 0)), out(0, part / 4));
-        let told = DiskFloors::new("/".into(), Some(4000));
-        assert_eq!(told.judge(space(1, 3999)), low(3999, 4000));
+        let configured = DiskFloors::new("/".into(), Some(4000));
+        assert_eq!(configured.judge(space(1, 3999)), low(3999, 4000));
         assert_eq!(
             DiskFloors::new("/".into(), Some(0)).judge(space(1, 0)),
             DiskSpaceStatus::Enough(0),

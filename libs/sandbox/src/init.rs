@@ -28,8 +28,8 @@ pub(crate) const ARGUMENT: &str = "sandbox-launch";
 /// Becomes the launcher when this program was started as such, and does not return then. To be called before
 /// anything else in `main`, while there is one thread. Requests may name `builtins` in place of an executable.
 pub fn launch_if_asked(builtins: &[Builtin]) {
-    for (asked, attack) in [(TRY_SOCKET, try_socket as fn() -> i32), (TRY_CONNECT, try_connect)] {
-        if std::env::args_os().nth(1).is_some_and(|argument| argument == asked) {
+    for (name, attack) in [(TRY_SOCKET, try_socket as fn() -> i32), (TRY_CONNECT, try_connect)] {
+        if std::env::args_os().nth(1).is_some_and(|argument| argument == name) {
             exit(attack());
         }
     }
@@ -50,8 +50,8 @@ enum Never {}
 fn run(builtins: &[Builtin]) -> io::Result<Never> {
     close_inherited();
     // The socket to the runner is standard input, output and error are the script's.
-    let seat = io::stdin().as_fd().try_clone_to_owned()?;
-    let request = receive(&seat)?;
+    let socket = io::stdin().as_fd().try_clone_to_owned()?;
+    let request = receive(&socket)?;
     // What operators see in a list of processes.
     rustix::thread::set_name(c"mycora-init")?;
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
@@ -91,14 +91,14 @@ fn run(builtins: &[Builtin]) -> io::Result<Never> {
     File::from(failure).read_to_end(&mut refused)?;
     if !refused.is_empty() {
         let LayerFailure { layer, detail } = serde_json::from_slice(&refused)?;
-        send_event(&seat, &InitEvent::Refused { layer, detail });
+        send_event(&socket, &InitEvent::Refused { layer, detail });
         exit(0);
     }
-    send_event(&seat, &InitEvent::Started { pid: script.as_raw_nonzero().get().unsigned_abs() });
+    send_event(&socket, &InitEvent::Started { pid: script.as_raw_nonzero().get().unsigned_abs() });
     let broker = listener
         .map(|listener| SyscallBroker::new(listener, rules, script.as_raw_nonzero().get().unsigned_abs()));
     let job = InitProcess {
-        socket: seat,
+        socket,
         state: Mutex::new(InitProcessState { script: Some(script), ended: Vec::new() }),
     };
     std::thread::scope(|scope| {
@@ -139,12 +139,12 @@ fn block_signals(block: bool) {
 }
 
 /// Receives the request, which comes as a file: it may be long, and no other process may see it.
-fn receive(seat: &OwnedFd) -> io::Result<SandboxRequest> {
+fn receive(socket: &OwnedFd) -> io::Result<SandboxRequest> {
     let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut extra = RecvAncillaryBuffer::new(&mut space);
     let mut byte = [0; 1];
     let mut parts = [io::IoSliceMut::new(&mut byte)];
-    rustix::net::recvmsg(seat, &mut parts, &mut extra, RecvFlags::CMSG_CLOEXEC)?;
+    rustix::net::recvmsg(socket, &mut parts, &mut extra, RecvFlags::CMSG_CLOEXEC)?;
     let handed = extra.drain().find_map(|message| match message {
         RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
         _ => None,
@@ -170,10 +170,10 @@ impl InitProcess {
     }
 }
 
-fn send_event(seat: &OwnedFd, event: &InitEvent) {
+fn send_event(socket: &OwnedFd, event: &InitEvent) {
     if let Ok(text) = serde_json::to_vec(event) {
         // Should the runner be gone, that shows elsewhere.
-        let _ = rustix::net::send(seat, &text, SendFlags::NOSIGNAL);
+        let _ = rustix::net::send(socket, &text, SendFlags::NOSIGNAL);
     }
 }
 

@@ -25,8 +25,8 @@ fn look_around() -> i32 {
     let opened: Vec<_> =
         ["/dev/null", "/etc/passwd", "/usr", "/proc/self/stat"].map(|path| File::open(path).is_ok()).into();
     let listens = TcpListener::bind("127.0.0.1:0").is_ok();
-    let told = format!("read {read:?} open {open:?} opened {opened:?} listens {listens}\n");
-    i32::from(std::io::stdout().write_all(told.as_bytes()).is_err())
+    let report = format!("read {read:?} open {open:?} opened {opened:?} listens {listens}\n");
+    i32::from(std::io::stdout().write_all(report.as_bytes()).is_err())
 }
 
 fn panics() -> i32 {

@@ -70,7 +70,7 @@ mod tests {
     #[test]
     fn a_gap_says_what_it_lets_through() {
         let missing = |layer| MissingLayer { layer, why: "no reason".to_owned() };
-        let mut standing = IsolationSupport {
+        let mut support = IsolationSupport {
             level: Isolation::Basic,
             layers: Vec::new(),
             files: false,
@@ -82,11 +82,11 @@ mod tests {
             processes: false,
             missing: vec![missing("attributes"), missing("network")],
         };
-        let gaps = standing.gaps();
+        let gaps = support.gaps();
         assert!(gaps[0].starts_with("attributes: no reason; scripts may change modes"), "{gaps:?}");
         assert!(gaps[1].contains("reach every port of this machine"), "{gaps:?}");
-        assert_eq!(standing.unreached_name_servers(), None, "every port is reached");
-        standing.owner = true;
-        assert_eq!(standing.gaps()[0], "attributes: no reason", "a user of its own has no files of ours");
+        assert_eq!(support.unreached_name_servers(), None, "every port is reached");
+        support.owner = true;
+        assert_eq!(support.gaps()[0], "attributes: no reason", "a user of its own has no files of ours");
     }
 }

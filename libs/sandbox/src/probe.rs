@@ -91,7 +91,7 @@ impl IsolationProbe<'_> {
         let user = self.owner.as_ref().ok().copied().filter(|_| owner.is_ok());
         let (network, attributes, processes) =
             tokio::join!(self.network(user), self.attributes(secret), self.processes(user));
-        let mut standing = IsolationSupport {
+        let mut support = IsolationSupport {
             level: Isolation::Basic,
             layers: vec!["session".to_owned()],
             files: files.is_ok(),
@@ -116,16 +116,16 @@ impl IsolationProbe<'_> {
             ("processes", "processes".to_owned(), processes),
         ] {
             match held {
-                Ok(()) => standing.layers.push(name),
-                Err(why) => standing.missing.push(MissingLayer { layer, why }),
+                Ok(()) => support.layers.push(name),
+                Err(why) => support.missing.push(MissingLayer { layer, why }),
             }
         }
         // What belongs to a user is its own to change in ways that Landlock does not know: modes, owners and times.
-        let keeps_attributes = standing.owner || standing.attributes;
-        if standing.files && standing.syscalls && keeps_attributes {
-            standing.level = if bounded { Isolation::Contained } else { Isolation::Confined };
+        let keeps_attributes = support.owner || support.attributes;
+        if support.files && support.syscalls && keeps_attributes {
+            support.level = if bounded { Isolation::Contained } else { Isolation::Confined };
         }
-        Ok(standing)
+        Ok(support)
     }
 
     async fn files(&self, secret: &Path) -> LayerCheck {

@@ -123,7 +123,7 @@ pub(crate) fn tasks_below(ancestor: u32) -> io::Result<u32> {
                     above.extend(children.split_ascii_whitespace().filter_map(|pid| pid.parse::<u32>().ok()))
                 }
                 // Without the kernel's list of children every process of the machine has to be looked at.
-                Err(error) if error.kind() == io::ErrorKind::NotFound && !tells_children() => {
+                Err(error) if error.kind() == io::ErrorKind::NotFound && !lists_children() => {
                     return slowly_below(ancestor);
                 }
                 Err(_) => {}
@@ -133,7 +133,7 @@ pub(crate) fn tasks_below(ancestor: u32) -> io::Result<u32> {
     Ok(count)
 }
 
-fn tells_children() -> bool {
+fn lists_children() -> bool {
     let own = std::process::id();
     std::path::Path::new(&format!("/proc/{own}/task/{own}/children")).exists()
 }

@@ -17,10 +17,10 @@ pub async fn poll_files(what: &str, mut look: impl FnMut(bool)) {
     let mut looks = tokio::time::interval(LOOK_INTERVAL);
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        let asked = tokio::select! {
+        let is_requested = tokio::select! {
             _ = looks.tick() => false,
             Some(()) = async { hangups.as_mut().ok()?.recv().await }, if hangups.is_ok() => true,
         };
-        look(asked);
+        look(is_requested);
     }
 }

@@ -131,17 +131,17 @@ impl Ops {
 }
 
 async fn ready(State(ops): State<Ops>, headers: HeaderMap) -> (StatusCode, String) {
-    ops.told_readiness(&headers).await
+    ops.readiness_answer(&headers).await
 }
 
 /// Answers people and dashboards; who ends processes that do not answer asks `/livez`.
 async fn health(State(ops): State<Ops>, headers: HeaderMap) -> Response {
-    ops.told_health(&headers).await.unwrap_or_else(AdminRefusal::into_response)
+    ops.health_answer(&headers).await.unwrap_or_else(AdminRefusal::into_response)
 }
 
 impl Ops {
     /// Says yes or no; and one line for each thing that is missing, to those who may read it.
-    async fn told_readiness(&self, headers: &HeaderMap) -> (StatusCode, String) {
+    async fn readiness_answer(&self, headers: &HeaderMap) -> (StatusCode, String) {
         let missing = self.readiness.missing();
         if missing.is_empty() {
             return (StatusCode::OK, "ready\n".to_owned());
@@ -154,21 +154,21 @@ impl Ops {
 
     /// Answers yes or no to any caller; to those with access also what is wrong, and why work waits though nothing is wrong. The gateway
     /// that names a tenant gets only the latter, of that tenant alone.
-    async fn told_health(&self, headers: &HeaderMap) -> Result<Response, AdminRefusal> {
+    async fn health_answer(&self, headers: &HeaderMap) -> Result<Response, AdminRefusal> {
         let scope = self.scope(headers).await?;
         let troubles = self.readiness.problems();
-        let (status, word) = match troubles.is_empty() {
+        let (status, summary) = match troubles.is_empty() {
             true => (StatusCode::OK, "healthy\n"),
             false => (StatusCode::SERVICE_UNAVAILABLE, "not healthy\n"),
         };
-        let Some(scope) = scope else { return Ok((status, word).into_response()) };
+        let Some(scope) = scope else { return Ok((status, summary).into_response()) };
         let waits = self.admin.as_ref().map_or(Ok(Vec::new()), |admin| admin.waits(&scope))?;
         let troubles: String = match scope {
             InfoScope::NoTenant | InfoScope::AllTenants => troubles.iter().map(line).collect(),
             // A problem may concern another tenant.
             InfoScope::Tenant(_) => String::new(),
         };
-        let first = if troubles.is_empty() { word.to_owned() } else { troubles };
+        let first = if troubles.is_empty() { summary.to_owned() } else { troubles };
         Ok((status, first + &waits.iter().map(line).collect::<String>()).into_response())
     }
 
@@ -217,11 +217,11 @@ async fn metrics(State(ops): State<Ops>, headers: HeaderMap) -> Response {
 }
 
 async fn info(State(ops): State<Ops>, headers: HeaderMap) -> Response {
-    ops.told_info(&headers).await.unwrap_or_else(AdminRefusal::into_response)
+    ops.info_answer(&headers).await.unwrap_or_else(AdminRefusal::into_response)
 }
 
 impl Ops {
-    async fn told_info(&self, headers: &HeaderMap) -> Result<Response, AdminRefusal> {
+    async fn info_answer(&self, headers: &HeaderMap) -> Result<Response, AdminRefusal> {
         let Some(scope) = self.scope(headers).await? else { return Ok(refused()) };
         let notices = match scope {
             // They are for operators, and may name other tenants.

@@ -182,7 +182,7 @@ impl ReadinessCondition {
 
     /// Keeps the condition met while the server there says that it serves. Never ends; the caller drops it to end it.
     pub async fn while_serves(self, server: rpc::Channel) {
-        rpc::follow_health(server, |word| match word {
+        rpc::follow_health(server, |update| match update {
             Ok(()) => self.met(),
             Err(why) => self.unmet(why),
         })

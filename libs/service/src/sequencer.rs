@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn one_that_gives_up_in_the_middle_holds_up_nobody() {
+    async fn one_that_gives_up_in_the_middle_holds_up_no_other() {
         let sequencer = Sequencer::default();
         let [first, second, third] = [(); 3].map(|()| sequencer.ticket(1));
         drop(second);

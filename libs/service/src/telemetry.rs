@@ -258,7 +258,7 @@ mod tests {
         config.alpn_protocols = vec![b"h2".to_vec()];
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
         let port = listener.local_addr().expect("its address").port();
-        let hears = std::thread::spawn(move || {
+        let server = std::thread::spawn(move || {
             let (socket, _) = listener.accept().expect("a caller");
             let session = rustls::ServerConnection::new(Arc::new(config)).expect("a session");
             let mut begin = vec![0; 24];
@@ -266,7 +266,7 @@ mod tests {
             std::io::Read::read_exact(&mut stream, &mut begin).expect("what it says first");
             begin
         });
-        (port, hears)
+        (port, server)
     }
 
     #[tokio::test(flavor = "multi_thread")]
@@ -278,12 +278,12 @@ mod tests {
         let pki = identity::Pki::init(&dir.path().join("pki"), &domain, now).expect("an authority");
         let service = identity::Identity::Service(identity::ServiceName::Storage);
         let files = pki.issue(service, &identity::IssueOptions::from(now)).expect("issued");
-        let (port, hears) = collector(&files);
+        let (port, server) = collector(&files);
         let url = format!("https://localhost:{port}");
         let provider = tracer_provider("test", &url, Some(&files.ca)).expect("an exporter");
         drop(provider.tracer("test").start("span"));
-        let heard = tokio::task::spawn_blocking(move || hears.join()).await.expect("a thread");
-        assert_eq!(heard.expect("it was called"), b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n");
+        let received = tokio::task::spawn_blocking(move || server.join()).await.expect("a thread");
+        assert_eq!(received.expect("it was called"), b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n");
         // Whether its answer is missed in time is of no interest.
         let ends = tokio::task::spawn_blocking(move || provider.shutdown_with_timeout(FLUSH_TIMEOUT)).await;
         let _ = ends.expect("a thread");

@@ -230,7 +230,7 @@ async fn a_token_may_be_exchanged_and_has_to_be_closed() {
 }
 
 #[tokio::test]
-async fn without_a_token_file_nobody_reads_a_port() {
+async fn without_a_token_file_no_caller_reads_a_port() {
     let port = Port::at(&"127.0.0.1:0".parse().unwrap(), |_| OpsAccess::NoOne).await;
     assert_eq!(port.get("/metrics").await.0, 401);
     assert_eq!(port.get("/livez").await.0, 200);

@@ -162,8 +162,8 @@ fn a_secret_that_others_read_stops_the_start() {
     let mut command = Command::new(std::env::current_exe().expect("this program"));
     command.args(["--ops-listen", "127.0.0.1:0", "--admin-secret-file"]).arg(&file);
     let output = command.output().expect("ran");
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success() && said.contains("secret of the admin routes"), "{said}");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && errors.contains("secret of the admin routes"), "{errors}");
 }
 
 fn a_hangup_ends_nothing() {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crate::wait::wait_until_blocking;
 
 /// How long a process's last output may take to arrive after its end.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+const OUTPUT_GRACE: Duration = Duration::from_secs(1);
 
 /// A child process whose output is kept, and shown when the test fails. Killed, by its own id, when
 /// dropped.
@@ -87,7 +87,7 @@ impl TestProcess {
         let status = wait_until_blocking(|| self.child.try_wait().ok().flatten(), timeout, what);
         // What it wrote last is still on its way here. A grandchild that holds the pipe must not hold us.
         let begin = Instant::now();
-        while begin.elapsed() < LAST_WORDS && !self.readers.iter().all(JoinHandle::is_finished) {
+        while begin.elapsed() < OUTPUT_GRACE && !self.readers.iter().all(JoinHandle::is_finished) {
             std::thread::sleep(Duration::from_millis(1));
         }
         status

@@ -105,7 +105,8 @@ impl RedisServer {
     /// The URL of its socket, with the password if it has one.
     #[must_use]
     pub fn url(&self) -> String {
-        let query = self.setup.password.as_ref().map(|word| format!("?pass={word}")).unwrap_or_default();
+        let query =
+            self.setup.password.as_ref().map(|password| format!("?pass={password}")).unwrap_or_default();
         format!("unix://{}{query}", self.socket().display())
     }
 
@@ -115,7 +116,7 @@ impl RedisServer {
     /// When it was not built with [`RedisBuilder::tcp`].
     #[must_use]
     pub fn tcp_url(&self) -> String {
-        let user = self.setup.password.as_ref().map(|word| format!(":{word}@")).unwrap_or_default();
+        let user = self.setup.password.as_ref().map(|password| format!(":{password}@")).unwrap_or_default();
         format!("redis://{user}127.0.0.1:{}", self.port())
     }
 

@@ -38,11 +38,11 @@ impl SmallDisk {
         keeper.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut keeper = keeper.spawn().expect("a shell");
         let orders = format!("{}\n{mebibytes}\n", dir.display());
-        let told = keeper.stdin.as_mut().map(|stdin| stdin.write_all(orders.as_bytes()));
+        let written = keeper.stdin.as_mut().map(|stdin| stdin.write_all(orders.as_bytes()));
         let mut answer = String::new();
-        let heard = keeper.stdout.take().map(|stdout| BufReader::new(stdout).read_line(&mut answer));
+        let read = keeper.stdout.take().map(|stdout| BufReader::new(stdout).read_line(&mut answer));
         assert!(
-            matches!((told, heard), (Some(Ok(())), Some(Ok(_)))),
+            matches!((written, read), (Some(Ok(())), Some(Ok(_)))),
             "the shell reads, and says what it did"
         );
         let disk = Self { dir, keeper };

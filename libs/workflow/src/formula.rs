@@ -304,7 +304,7 @@ impl ValueTemplate {
         }
         let is_alone = pieces.len() == 1;
         Ok(match pieces.pop() {
-            None => Self::nothing_said(),
+            None => Self::empty_text(),
             Some(TemplatePart::Formula(formula)) if is_alone => Self::Formula(formula),
             Some(TemplatePart::Written(text)) if is_alone => Self::Literal(Json::Text(text)),
             Some(last) => {
@@ -316,7 +316,7 @@ impl ValueTemplate {
 
     /// An empty text.
     #[must_use]
-    pub const fn nothing_said() -> Self {
+    pub const fn empty_text() -> Self {
         Self::Literal(Json::Text(String::new()))
     }
 

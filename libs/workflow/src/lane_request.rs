@@ -241,7 +241,7 @@ pub fn read_saga_lane_message(
     tenant: &model::TenantId,
 ) -> Result<SagaLaneMessage, MessageReadError> {
     let value = json::read(body, crate::input::INPUT_BYTES_MAX)?;
-    if is_word(&value) {
+    if is_request(&value) {
         return message::take(&value, tenant).map(SagaLaneMessage::Word);
     }
     message::take(&value, tenant).map(SagaLaneMessage::Verb)
@@ -256,13 +256,13 @@ pub fn read_effect_lane_message(
     tenant: &model::TenantId,
 ) -> Result<EffectLaneMessage, MessageReadError> {
     let value = json::read(body, crate::input::INPUT_BYTES_MAX)?;
-    if is_word(&value) {
+    if is_request(&value) {
         return message::take(&value, tenant).map(EffectLaneMessage::Word);
     }
     message::take(&value, tenant).map(EffectLaneMessage::Command)
 }
 
-fn is_word(value: &Json) -> bool {
+fn is_request(value: &Json) -> bool {
     value.get("word").is_some()
 }
 
@@ -273,7 +273,7 @@ mod tests {
     #[test]
     fn words_are_told_from_verbs_and_commands() {
         let tenant: model::TenantId = "acme".parse().expect("a tenant");
-        let word = LaneRequestMessage {
+        let request = LaneRequestMessage {
             tenant_id: "acme".to_owned(),
             request_id: "r-1".to_owned(),
             lane: "s:acme:order:0".to_owned(),
@@ -286,8 +286,8 @@ mod tests {
             request_hash: String::new(),
             reply_to: None,
         };
-        let read = read_saga_lane_message(&message::write(&word), &tenant).expect("good");
-        assert_eq!(read, SagaLaneMessage::Word(word));
+        let read = read_saga_lane_message(&message::write(&request), &tenant).expect("good");
+        assert_eq!(read, SagaLaneMessage::Word(request));
         let of_call = LaneRequestMessage {
             tenant_id: "acme".to_owned(),
             request_id: "r-2".to_owned(),

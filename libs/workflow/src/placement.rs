@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_may_not_own_a_lane_does_not() {
+    fn a_member_that_may_not_own_a_lane_does_not() {
         let tenant: TenantId = "acme".parse().expect("a tenant");
         let effect = WorkflowLane::Effect { tenant: tenant.clone(), effect: "pay".parse().expect("a name") };
         let saga = &lanes(1)[0];
@@ -170,8 +170,8 @@ mod tests {
 
     #[test]
     fn words_are_read_as_far_as_they_are_known() {
-        let words = r#"{"sagas":true,"effects":false,"weight":2,"is_new":1}"#;
-        let read: PlacementMember = serde_json::from_str(words).expect("words");
+        let text = r#"{"sagas":true,"effects":false,"weight":2,"is_new":1}"#;
+        let read: PlacementMember = serde_json::from_str(text).expect("words");
         assert_eq!(read, PlacementMember { effects: false, name: String::new(), ..member("a", 2) });
         let drained =
             PlacementMember { is_draining: true, without: BTreeSet::from(["acme".to_owned()]), ..read };

@@ -70,11 +70,11 @@ pub fn replay(
             return Err(differs("an event is applied that would not have been"));
         };
         // The journal does not record what held inputs back, only that they were applied in the end.
-        let asked = if let InstanceInputKind::Verb { verb, .. } = &input.what { Some(verb) } else { None };
+        let verb = if let InstanceInputKind::Verb { verb, .. } = &input.what { Some(verb) } else { None };
         if let Some(record) = &mut record {
-            record.let_through(matches!(asked, Some(Verb::Resume)));
+            record.let_through(matches!(verb, Some(Verb::Resume)));
         }
-        let change = match (asked, &record) {
+        let change = match (verb, &record) {
             (Some(Verb::Migrate), Some(record)) => step::migrate(&versions, whose, record, input, &kept),
             _ => step::apply(saga, whose, record.as_ref(), input, InputOrigin::Fresh, &kept),
         };

@@ -120,21 +120,21 @@ impl App {
                 Some((BusPeers::new(bus, accept), inbox))
             }
         };
-        let (letters, letters_inbox) = {
+        let (mail_exchanger, mail_inbox) = {
             let (storage, dial) = (clients::message_box(deps.storage), Arc::clone(&deps.dial_others));
-            let letters =
+            let mail_exchanger =
                 MailExchanger::new(deps.sealer, storage, on_bus.clone(), dial, mail, metrics.clone());
-            letters.map_err(Error::Bus)?
+            mail_exchanger.map_err(Error::Bus)?
         };
         let signing = signing.map(|source| {
-            let signers = [Arc::clone(&state.signer), letters.signer()];
+            let signers = [Arc::clone(&state.signer), mail_exchanger.signer()];
             SigningReloader::new(source, signers, state.identity.clone(), metrics)
         });
         let dials = [Arc::clone(&deps.dial), deps.dial_others];
         let stop = CancellationToken::new();
         let rpc = GatewayRpc::new(
             Pinger { state: state.clone(), bus: on_bus, dials },
-            letters.clone(),
+            mail_exchanger.clone(),
             stop.clone(),
         );
         Ok(Self {
@@ -143,8 +143,8 @@ impl App {
             registry: clients::registry(deps.registry),
             dial_requests: wanted,
             bus,
-            mail: letters,
-            mail_inbox: letters_inbox,
+            mail: mail_exchanger,
+            mail_inbox,
             signing,
             dial: deps.dial,
             readiness,
@@ -187,8 +187,8 @@ impl App {
             registry,
             dial_requests: mut wanted,
             bus,
-            mail: letters,
-            mail_inbox: letters_inbox,
+            mail: mail_exchanger,
+            mail_inbox,
             signing,
             dial,
             readiness: _,
@@ -209,8 +209,8 @@ impl App {
         if let Some(signing) = signing {
             tasks.spawn(signing.keep());
         }
-        if let Some(inbox) = letters_inbox {
-            tasks.spawn(async move { letters.listen(inbox).await });
+        if let Some(inbox) = mail_inbox {
+            tasks.spawn(async move { mail_exchanger.listen(inbox).await });
         }
         let working = async {
             while let Some(next) = wanted.recv().await {

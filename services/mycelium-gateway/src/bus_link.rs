@@ -100,8 +100,8 @@ pub(crate) async fn request_info(
 ) -> Result<(), String> {
     let call =
         JsonRpcCall::new(method::SUPERVISOR_INFO, &InfoRequest {}).map_err(|error| error.to_string())?;
-    let asked = Instant::now();
-    let deadline = asked + INFO_TIMEOUT;
+    let request_time = Instant::now();
+    let deadline = request_time + INFO_TIMEOUT;
     let sending = tokio::time::timeout_at(deadline, peer.send_batch_until(vec![call], Some(deadline)));
     let sent = sending.await.map_err(|_| call_error_text(&CallError::TimedOut))?;
     let passage = sent.progress();
@@ -126,7 +126,7 @@ pub(crate) async fn request_info(
         },
     };
     // A supervisor also reports each change at once: a presence that came after the question is no older than the answer.
-    if state.presences.has_spoken_since(address, asked) {
+    if state.presences.has_spoken_since(address, request_time) {
         return Ok(());
     }
     state.note_presence(address, presence).map_err(|error| error.to_string())

@@ -20,7 +20,7 @@ use proto::internal::v1::message_box_service_client::MessageBoxServiceClient;
 use proto::internal::v1::registry_view_service_client::RegistryViewServiceClient;
 use proto::v1;
 use proto::v1::attach_request::Frame;
-use proto::v1::attach_response::Frame as Said;
+use proto::v1::attach_response::Frame as ResponseFrame;
 use proto::v1::gateway_service_client::GatewayServiceClient;
 use proto::v1::supervisor_service_client::SupervisorServiceClient;
 use rpc::RECONNECT_MAX;
@@ -102,14 +102,14 @@ pub(crate) async fn write_blob(
 /// Puts a message into its recipient's inbox.
 pub(crate) async fn accept_letter(
     storage: &MessageBoxClient,
-    letter: &DirectMessage,
+    message: &DirectMessage,
     verified: bool,
     foreign: bool,
 ) -> Result<(), JsonRpcError> {
-    let letter_json = serde_json::to_vec(letter).expect("a letter is JSON").into();
-    let asked =
+    let letter_json = serde_json::to_vec(message).expect("a letter is JSON").into();
+    let response =
         storage.clone().accept_letter(wire::AcceptLetterRequest { letter_json, verified, foreign }).await;
-    let answer = asked.map_err(|status| match status.code() {
+    let answer = response.map_err(|status| match status.code() {
         Code::InvalidArgument => refusal(&status),
         _ => {
             // The answer goes to strangers: it must not show the state of this coordinator.
@@ -189,14 +189,15 @@ async fn attach(
     let peer = JsonRpcPeer::new(outbox, state.supervisor_handler(SupervisorRef::Address(address.to_owned())));
     let writing = async {
         while let Some(payload) = payloads.recv().await {
-            let said = match conversation.sign(&payload, Timestamp::now()) {
-                Ok(said) => said,
+            let envelope = match conversation.sign(&payload, Timestamp::now()) {
+                Ok(envelope) => envelope,
                 Err(error) => {
                     tracing::error!(address, %error, "a payload cannot be signed");
                     continue;
                 }
             };
-            let request = v1::AttachRequest { frame: Some(Frame::Envelope(envelope_convert::to_wire(said))) };
+            let request =
+                v1::AttachRequest { frame: Some(Frame::Envelope(envelope_convert::to_wire(envelope))) };
             if outgoing.send(request).await.is_err() {
                 return;
             }
@@ -241,7 +242,7 @@ fn admit(state: &GatewayState, address: &str, key: VerifyingKey) -> Result<(), S
 /// Reads the first frame of a supervisor: the key that it signs with.
 async fn welcome(incoming: &mut Streaming<v1::AttachResponse>) -> Result<VerifyingKey, Status> {
     match incoming.message().await?.and_then(|first| first.frame) {
-        Some(Said::Welcome(welcome)) => {
+        Some(ResponseFrame::Welcome(welcome)) => {
             welcome.key.parse().map_err(|error| Status::failed_precondition(format!("its key: {error}")))
         }
         _ => Err(Status::failed_precondition("its first frame does not name the key that it signs with")),
@@ -255,7 +256,7 @@ async fn receive(
     admit: impl Fn() -> Result<(), Status>,
 ) -> Result<(), Status> {
     while let Some(v1::AttachResponse { frame }) = incoming.message().await? {
-        let Some(Said::Envelope(envelope)) = frame else { continue };
+        let Some(ResponseFrame::Envelope(envelope)) = frame else { continue };
         // The records may have changed since the previous frame.
         admit()?;
         peer.receive_opened(
@@ -305,7 +306,7 @@ pub(crate) async fn follow_registry(
 /// Reports the presences of supervisors to the registry, for ever. `listens` is met while the stream is open.
 pub(crate) async fn report_presence(
     mut client: RegistryClient,
-    heard: SupervisorPresences,
+    presences: SupervisorPresences,
     listens: ReadinessCondition,
 ) {
     let mut backoff = ExponentialBackoff::up_to(RECONNECT_MAX);
@@ -315,7 +316,7 @@ pub(crate) async fn report_presence(
             let (outgoing, requests) = mpsc::channel(OUTBOX_LEN);
             let mut incoming = client.report_presence(ReceiverStream::new(requests)).await?.into_inner();
             listens.met();
-            heard.begin_anew();
+            presences.begin_anew();
             // The registry sends nothing; reading only notices the end of the stream.
             let reading = async {
                 while incoming.message().await?.is_some() {}
@@ -323,8 +324,8 @@ pub(crate) async fn report_presence(
             };
             let writing = async {
                 loop {
-                    for word in heard.next().await {
-                        if outgoing.send(word).await.is_err() {
+                    for presence in presences.next().await {
+                        if outgoing.send(presence).await.is_err() {
                             return;
                         }
                     }
@@ -413,8 +414,8 @@ fn status_text(status: &Status) -> String {
 }
 
 impl CoordinatorClients {
-    pub(crate) fn new(dial: Dial, voice: Arc<EnvelopeSigner>, on_refusal: OnRefusal) -> Self {
-        Self { dial, signer: voice, on_refusal, ways: Mutex::default() }
+    pub(crate) fn new(dial: Dial, signer: Arc<EnvelopeSigner>, on_refusal: OnRefusal) -> Self {
+        Self { dial, signer, on_refusal, ways: Mutex::default() }
     }
 
     /// Calls the coordinator behind an address. After the future is dropped it is unknown whether the call took effect.
@@ -442,17 +443,19 @@ impl CoordinatorClients {
         let conversation = Conversation::new(Arc::clone(&self.signer), Arc::clone(&self.on_refusal));
         let conversation = conversation.with_name(root.to_string()).with_root(root);
         let id = u64::try_from(Uid::random().bits() >> 96).expect("32 bits");
-        let said = conversation
+        let signed = conversation
             .sign(&request(id, call), Timestamp::now())
             .map_err(CoordinatorCallError::Untrusted)?;
-        let asked = v1::DeliverRequest { envelope: Some(envelope_convert::to_wire(said)) };
-        let answer =
-            client.deliver(asked).await.map_err(|status| CoordinatorCallError::Status(status.into()))?;
+        let deliver_request = v1::DeliverRequest { envelope: Some(envelope_convert::to_wire(signed)) };
+        let answer = client
+            .deliver(deliver_request)
+            .await
+            .map_err(|status| CoordinatorCallError::Status(status.into()))?;
         let envelope =
             answer.into_inner().envelope.ok_or(CoordinatorCallError::NoAnswer("its answer is not signed"))?;
-        let heard = envelope_convert::from_wire(envelope)
+        let opened = envelope_convert::from_wire(envelope)
             .and_then(|envelope| conversation.verify(&envelope, Timestamp::now()));
-        let body = heard.map_err(|refusal| {
+        let body = opened.map_err(|refusal| {
             (self.on_refusal)(&refusal);
             CoordinatorCallError::Untrusted(refusal)
         })?;
@@ -492,8 +495,8 @@ impl CoordinatorClients {
                 CoordinatorClient { client, root: None }
             }
         };
-        let asked = way.client.deliver(v1::DeliverRequest { envelope: None }).await;
-        let answer = asked.map_err(|status| CoordinatorCallError::Status(status.into()))?.into_inner();
+        let response = way.client.deliver(v1::DeliverRequest { envelope: None }).await;
+        let answer = response.map_err(|status| CoordinatorCallError::Status(status.into()))?.into_inner();
         let root = answer
             .coordinator
             .parse()

@@ -140,14 +140,14 @@ async fn try_deliver(
 
     let outcomes = sent.outcomes(deadline).await;
     crash_point("gateway.answered");
-    let (refusals, refused) = heard(state, answers, &source, heads.into_iter().zip(outcomes))?;
+    let (refusals, refused) = collect_refusals(state, answers, &source, heads.into_iter().zip(outcomes))?;
     state.metrics.refused.inc_by(refusals.len() as u64);
-    let told = refusals.iter().map(|report| answers.report(report));
-    let told = told.collect::<Result<Vec<_>, _>>();
-    let told =
-        told.map_err(|not_taken| transient_failure(format!("a refusal could not be reported: {not_taken}")))?;
-    let all_told = join_all(told).await.into_iter().all(|handled| handled.is_ok());
-    if all_told {
+    let reports = refusals.iter().map(|report| answers.report(report));
+    let reports = reports.collect::<Result<Vec<_>, _>>();
+    let reports = reports
+        .map_err(|not_taken| transient_failure(format!("a refusal could not be reported: {not_taken}")))?;
+    let all_reported = join_all(reports).await.into_iter().all(|handled| handled.is_ok());
+    if all_reported {
         Ok(refused)
     } else {
         Err(transient_failure("the router went away before it took a refusal"))
@@ -159,7 +159,7 @@ async fn try_deliver(
 /// # Errors
 /// When a call was not answered: the router sends the whole delivery again, and then gets the same refusals. Reported now, they
 /// would concern attempts that are about to be sent once more.
-fn heard(
+fn collect_refusals(
     state: &GatewayState,
     answers: &RouterReplySender,
     source: &ReportSource,
@@ -167,9 +167,9 @@ fn heard(
 ) -> Result<(Vec<NodeReport>, DeliveryRefusals), DeliveryFailure> {
     let mut unanswered = None;
     let (mut refusals, mut refused) = (Vec::new(), DeliveryRefusals::default());
-    let mut refuse = |head: &ExecutionHead, kind, told: String| {
+    let mut refuse = |head: &ExecutionHead, kind, text: String| {
         if refusals.is_empty() {
-            refused.first = told;
+            refused.first = text;
         }
         refused.count += 1;
         refusals.push(head.report(source, kind));
@@ -188,8 +188,8 @@ fn heard(
                     "the answer to job.run cannot be read, so it is unknown whether the job ran: {error}"
                 );
                 let reason = Reason::new(ReasonCode::Unknown, cut(&detail));
-                let told = reason.to_string();
-                refuse(&head, ReportKind::Rejected { reason, lasting: true, counts: false }, told);
+                let text = reason.to_string();
+                refuse(&head, ReportKind::Rejected { reason, lasting: true, counts: false }, text);
             }
             Err(error) => match refusal(&error) {
                 Some(kind) => refuse(&head, kind, call_error_text(&error)),
@@ -287,17 +287,17 @@ mod tests {
             Refusal::BadCertificate("it is over"),
             Refusal::TooMuch,
         ];
-        for told_of in refusals {
-            assert!(told_of.is_reported());
-            let error = JsonRpcError::refused(told_of.code(), false, told_of.to_string());
+        for refusal_kind in refusals {
+            assert!(refusal_kind.is_reported());
+            let error = JsonRpcError::refused(refusal_kind.code(), false, refusal_kind.to_string());
             let error = CallError::Refused(error);
             assert_eq!(refusal(&error), None, "the job was not looked at");
-            assert!(call_error_text(&error).starts_with(told_of.code()), "{}", call_error_text(&error));
+            assert!(call_error_text(&error).starts_with(refusal_kind.code()), "{}", call_error_text(&error));
         }
     }
 
     #[test]
-    fn nobody_refuses_with_any_amount_of_text() {
+    fn the_text_of_a_refusal_is_bounded() {
         let long = "x".repeat(100_000);
         for reason in ["POLICY_REFUSED", ""] {
             let error = CallError::Refused(JsonRpcError::refused(reason, true, long.clone()));

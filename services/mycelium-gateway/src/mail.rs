@@ -167,23 +167,23 @@ impl MailExchanger {
         metrics: Metrics,
     ) -> Result<(Self, Option<BusInbox>), BusError> {
         let own = sealer.root().to_string();
-        let voice = EnvelopeSigner::with_replay_limits(sealer, vec![own], MEMORY);
+        let signer = EnvelopeSigner::with_replay_limits(sealer, vec![own], MEMORY);
         let counting = metrics.clone();
         let on_refusal: OnRefusal = Arc::new(move |refusal| counting.envelope_refused(refusal.code()));
         let inbox = bus.as_ref().map(|bus| bus.listen(GATEWAY_TOPIC)).transpose()?;
         let this = Arc::new_cyclic(|this: &std::sync::Weak<MailExchangerInner>| {
             let this = this.clone();
-            let (speaking, refused) = (Arc::clone(&voice), Arc::clone(&on_refusal));
+            let (peer_signer, refused) = (Arc::clone(&signer), Arc::clone(&on_refusal));
             let accept: PeerAcceptor = Arc::new(move |node: PublicKey| {
-                let conversation = Conversation::new(Arc::clone(&speaking), Arc::clone(&refused));
+                let conversation = Conversation::new(Arc::clone(&peer_signer), Arc::clone(&refused));
                 let conversation = Arc::new(conversation.with_name(node.to_string()));
                 let guard = Arc::clone(&conversation);
                 PeerEndpoint { handler: Arc::new(MailHandler { mail: this.clone(), conversation }), guard }
             });
             MailExchangerInner {
                 bus: bus.map(|bus| BusPeers::evicting(bus, accept, CORRESPONDENTS_MAX)),
-                coordinators: CoordinatorClients::new(dial, Arc::clone(&voice), Arc::clone(&on_refusal)),
-                signer: voice,
+                coordinators: CoordinatorClients::new(dial, Arc::clone(&signer), Arc::clone(&on_refusal)),
+                signer,
                 storage,
                 at_once: Semaphore::new(LETTERS_AT_ONCE_MAX),
                 gate: MailAdmissionControl::new(policy),
@@ -227,7 +227,7 @@ impl MailExchanger {
         timeout: Duration,
     ) -> Result<(), DeliveryFailure> {
         let failures = match serde_json::from_slice::<DirectMessage>(letter_json) {
-            Ok(letter) => self.try_all(addresses, letter, Instant::now() + timeout).await,
+            Ok(message) => self.try_all(addresses, message, Instant::now() + timeout).await,
             Err(error) => vec![(format!("the direct message cannot be read: {error}"), true)],
         };
         if failures.is_empty() {
@@ -245,13 +245,13 @@ impl MailExchanger {
     async fn try_all(
         &self,
         addresses: &[String],
-        mut letter: DirectMessage,
+        mut message: DirectMessage,
         deadline: Instant,
     ) -> Vec<(String, bool)> {
         // Outgoing mail has this coordinator as its origin; only the gateway knows the root key.
-        letter.origin.coordinator = self.0.signer.root().to_string();
+        message.origin.coordinator = self.0.signer.root().to_string();
         if addresses.is_empty() {
-            let taken = self.take_own(&letter).await.map_err(MailSendError::from);
+            let taken = self.take_own(&message).await.map_err(MailSendError::from);
             return taken.err().into_iter().map(|error| (error.to_string(), error.is_lasting())).collect();
         }
         let begin = begin(deadline.saturating_duration_since(Instant::now()), addresses.len(), || {
@@ -268,7 +268,7 @@ impl MailExchanger {
                 ));
                 continue;
             };
-            match self.send(address, &letter, Instant::now() + share).await {
+            match self.send(address, &message, Instant::now() + share).await {
                 Ok(()) => return Vec::new(),
                 Err(error) => failures.push((format!("{address}: {error}"), error.is_lasting())),
             }
@@ -279,20 +279,20 @@ impl MailExchanger {
     async fn send(
         &self,
         address: &str,
-        letter: &DirectMessage,
+        message: &DirectMessage,
         deadline: Instant,
     ) -> Result<(), MailSendError> {
         match address.parse().map_err(MailSendError::Address)? {
             Address::MyceliumIp(ip) => {
                 let node = self.node_of(ip, deadline).await?;
-                self.send_to_node(node, letter, deadline).await
+                self.send_to_node(node, message, deadline).await
             }
             Address::MyceliumKey(key) => {
                 let error = || MailSendError::Address(model::address::AddressError(address.to_owned()));
-                self.send_to_node(key.parse().map_err(|_| error())?, letter, deadline).await
+                self.send_to_node(key.parse().map_err(|_| error())?, message, deadline).await
             }
             Address::Grpc { host, port } => {
-                let call = JsonRpcCall::new(method::MESSAGE_DELIVER, letter);
+                let call = JsonRpcCall::new(method::MESSAGE_DELIVER, message);
                 let call =
                     call.map_err(|error| MailSendError::Call(CallError::Unwritable(error.to_string())))?;
                 let answer = self.0.coordinators.call((&host, port), &call, deadline).await;
@@ -316,18 +316,18 @@ impl MailExchanger {
     async fn send_to_node(
         &self,
         node: PublicKey,
-        letter: &DirectMessage,
+        message: &DirectMessage,
         deadline: Instant,
     ) -> Result<(), MailSendError> {
         let bus = self.0.bus.as_ref().ok_or(MailSendError::NoBus)?;
         if bus.bus().key() == Some(node) {
             // A daemon does not carry messages to its own node.
-            self.take_own(letter).await?;
+            self.take_own(message).await?;
             return Ok(());
         }
         let peer = bus.peer(BusDestination::Key(node), GATEWAY_TOPIC).await.map_err(MailSendError::Bus)?;
         let left = deadline.saturating_duration_since(Instant::now());
-        let taken = peer.call(method::MESSAGE_DELIVER, letter, left).await;
+        let taken = peer.call(method::MESSAGE_DELIVER, message, left).await;
         taken.map(drop).map_err(MailSendError::Call)
     }
 
@@ -377,14 +377,14 @@ impl MailExchanger {
     }
 
     /// Accepts a message from this coordinator to itself.
-    async fn take_own(&self, letter: &DirectMessage) -> Result<DirectMessageAccepted, JsonRpcError> {
-        Ok(self.take(letter, self.0.signer.root()).await?)
+    async fn take_own(&self, message: &DirectMessage) -> Result<DirectMessageAccepted, JsonRpcError> {
+        Ok(self.take(message, self.0.signer.root()).await?)
     }
 
     /// Accepts a message that the coordinator with this root has signed.
     async fn take(
         &self,
-        letter: &DirectMessage,
+        message: &DirectMessage,
         root: VerifyingKey,
     ) -> Result<DirectMessageAccepted, MailRejection> {
         let is_foreign = root != self.0.signer.root();
@@ -392,11 +392,11 @@ impl MailExchanger {
             if is_foreign {
                 self.0.gate.admit_root(root)?;
             }
-            let verified = check(letter, root, Timestamp::now())?;
+            let verified = check(message, root, Timestamp::now())?;
             if is_foreign {
-                self.0.gate.admit(letter, root, verified, Instant::now())?;
+                self.0.gate.admit(message, root, verified, Instant::now())?;
             }
-            let accepting = accept_letter(&self.0.storage, letter, verified, is_foreign);
+            let accepting = accept_letter(&self.0.storage, message, verified, is_foreign);
             let accepted = tokio::time::timeout(ACCEPT_TIMEOUT, accepting).await;
             let silent = || Err(JsonRpcError::refused("UNAVAILABLE", false, "storage does not answer"));
             Ok::<_, MailRejection>(accepted.unwrap_or_else(|_| silent())?)
@@ -432,19 +432,19 @@ fn share(left: Duration, addresses: usize) -> Option<Duration> {
 }
 
 /// Checks that a message comes from the coordinator it names; returns true when its sender has signed it.
-fn check(letter: &DirectMessage, root: VerifyingKey, now: Timestamp) -> Result<bool, JsonRpcError> {
-    if letter.origin.coordinator != root.to_string() {
-        let message = format!("{root} has signed the message, but its origin names another coordinator");
-        return Err(JsonRpcError::refused("WRONG_ORIGIN", true, message));
+fn check(message: &DirectMessage, root: VerifyingKey, now: Timestamp) -> Result<bool, JsonRpcError> {
+    if message.origin.coordinator != root.to_string() {
+        let text = format!("{root} has signed the message, but its origin names another coordinator");
+        return Err(JsonRpcError::refused("WRONG_ORIGIN", true, text));
     }
-    if letter.expires_at <= now {
+    if message.expires_at <= now {
         return Err(JsonRpcError::refused("EXPIRED", true, "the message has expired"));
     }
-    match envelope::actor::check_direct_message(letter, now) {
+    match envelope::actor::check_direct_message(message, now) {
         Ok(signed) => Ok(signed.is_some()),
         Err(refusal) => {
-            let message = format!("its sender's signature: {refusal}");
-            Err(JsonRpcError::refused("BAD_SIGNATURE", true, message))
+            let text = format!("its sender's signature: {refusal}");
+            Err(JsonRpcError::refused("BAD_SIGNATURE", true, text))
         }
     }
 }
@@ -461,18 +461,18 @@ impl JsonRpcHandler for MailHandler {
         _: &JsonRpcPeer,
         requests: Vec<JsonRpcRequest>,
     ) -> BoxFuture<'static, Vec<JsonRpcResult>> {
-        let (letters, root) = (self.mail.upgrade().map(MailExchanger), self.conversation.root());
+        let (exchanger, root) = (self.mail.upgrade().map(MailExchanger), self.conversation.root());
         Box::pin(async move {
             let busy = || Err(JsonRpcError::refused("BUSY", false, InboundMailError::Busy.to_string()));
-            let (Some(letters), Some(root)) = (letters, root) else {
+            let (Some(exchanger), Some(root)) = (exchanger, root) else {
                 return requests.iter().map(|_| busy()).collect();
             };
             // Handles the requests one after the other: a batch takes one place only.
-            let place = letters.0.at_once.try_acquire();
+            let place = exchanger.0.at_once.try_acquire();
             let mut answers = Vec::with_capacity(requests.len());
             for request in &requests {
                 answers.push(match place {
-                    Ok(_) => answer_of(letters.handle(request, root).await),
+                    Ok(_) => answer_of(exchanger.handle(request, root).await),
                     Err(_) => busy(),
                 });
             }
@@ -507,7 +507,7 @@ mod tests {
     fn a_letter_is_of_whom_it_says_and_not_too_late() {
         let (root, other) = (SigningKey::generate().verifying_key(), SigningKey::generate().verifying_key());
         let now = Timestamp::from_millis(1_800_000_000_000);
-        let letter = DirectMessage {
+        let message = DirectMessage {
             origin: DirectMessageOrigin {
                 coordinator: root.to_string(),
                 context_uid: ContextUid(Uid::from_bits(1)),
@@ -525,14 +525,14 @@ mod tests {
             expires_at: now + Duration::from_secs(1),
             signature: None,
         };
-        let reason = |letter: &DirectMessage, root, now| {
-            check(letter, root, now).map_err(|refused| (refused.reason().to_owned(), refused.is_lasting()))
+        let reason = |message: &DirectMessage, root, now| {
+            check(message, root, now).map_err(|refused| (refused.reason().to_owned(), refused.is_lasting()))
         };
         let refused = |reason: &str| Err((reason.to_owned(), true));
-        assert_eq!(reason(&letter, root, now), Ok(false));
-        assert_eq!(reason(&letter, other, now), refused("WRONG_ORIGIN"));
-        assert_eq!(reason(&letter, root, letter.expires_at), refused("EXPIRED"));
-        let forged = DirectMessage { signature: Some("{}".into()), ..letter };
+        assert_eq!(reason(&message, root, now), Ok(false));
+        assert_eq!(reason(&message, other, now), refused("WRONG_ORIGIN"));
+        assert_eq!(reason(&message, root, message.expires_at), refused("EXPIRED"));
+        let forged = DirectMessage { signature: Some("{}".into()), ..message };
         assert_eq!(reason(&forged, root, now), refused("BAD_SIGNATURE"));
     }
 }

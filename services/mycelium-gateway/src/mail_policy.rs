@@ -109,7 +109,7 @@ impl MailAdmissionControl {
     /// Admits or refuses a message from the coordinator with this root, and counts it.
     pub(crate) fn admit(
         &self,
-        letter: &DirectMessage,
+        message: &DirectMessage,
         root: VerifyingKey,
         is_signed: bool,
         now: Instant,
@@ -134,7 +134,7 @@ impl MailAdmissionControl {
         }
         let (limit, max) = ("recipient_letters_per_minute_max", RECIPIENT_LETTERS_PER_MINUTE_MAX);
         by_recipient
-            .take((is_stranger, letter.to.clone()), MINUTE / max, MINUTE, now)
+            .take((is_stranger, message.to.clone()), MINUTE / max, MINUTE, now)
             .map_err(too_fast(limit, max))
     }
 }
@@ -150,7 +150,7 @@ mod tests {
         SigningKey::generate().verifying_key()
     }
 
-    fn letter(to: &str) -> DirectMessage {
+    fn message_to(to: &str) -> DirectMessage {
         DirectMessage {
             origin: DirectMessageOrigin {
                 coordinator: String::new(),
@@ -184,9 +184,9 @@ mod tests {
             (StrangerMailPolicy::Any, Ok(()), Ok(())),
         ] {
             let gate = MailAdmissionControl::new(MailPolicy { listed: vec![listed], strangers });
-            assert_eq!(gate.admit(&letter("a"), stranger, true, now), signed, "{strangers:?}");
-            assert_eq!(gate.admit(&letter("a"), stranger, false, now), unsigned, "{strangers:?}");
-            assert_eq!(gate.admit(&letter("a"), listed, false, now), Ok(()), "{strangers:?}");
+            assert_eq!(gate.admit(&message_to("a"), stranger, true, now), signed, "{strangers:?}");
+            assert_eq!(gate.admit(&message_to("a"), stranger, false, now), unsigned, "{strangers:?}");
+            assert_eq!(gate.admit(&message_to("a"), listed, false, now), Ok(()), "{strangers:?}");
         }
         assert_eq!(MailPolicy::default().strangers, StrangerMailPolicy::Refused);
     }
@@ -201,19 +201,25 @@ mod tests {
             other => panic!("{other:?}"),
         };
         for _ in 0..STRANGER_LETTERS_PER_MINUTE_MAX {
-            gate.admit(&letter("a"), one, true, now).expect("within its rate");
+            gate.admit(&message_to("a"), one, true, now).expect("within its rate");
         }
-        assert_eq!(limit(gate.admit(&letter("b"), one, true, now)), "stranger_letters_per_minute_max");
+        assert_eq!(limit(gate.admit(&message_to("b"), one, true, now)), "stranger_letters_per_minute_max");
         // Made-up roots share the limit of a recipient.
         for _ in STRANGER_LETTERS_PER_MINUTE_MAX..RECIPIENT_LETTERS_PER_MINUTE_MAX {
-            gate.admit(&letter("a"), root(), true, now).expect("another root");
+            gate.admit(&message_to("a"), root(), true, now).expect("another root");
         }
-        assert_eq!(limit(gate.admit(&letter("a"), root(), true, now)), "recipient_letters_per_minute_max");
+        assert_eq!(
+            limit(gate.admit(&message_to("a"), root(), true, now)),
+            "recipient_letters_per_minute_max"
+        );
         // They also share the limit of all strangers.
         for n in RECIPIENT_LETTERS_PER_MINUTE_MAX + 1..STRANGERS_LETTERS_PER_MINUTE_MAX {
-            gate.admit(&letter(&n.to_string()), root(), true, now).expect("another recipient");
+            gate.admit(&message_to(&n.to_string()), root(), true, now).expect("another recipient");
         }
-        assert_eq!(limit(gate.admit(&letter("c"), root(), true, now)), "strangers_letters_per_minute_max");
-        gate.admit(&letter("a"), one, true, now + MINUTE).expect("a minute later");
+        assert_eq!(
+            limit(gate.admit(&message_to("c"), root(), true, now)),
+            "strangers_letters_per_minute_max"
+        );
+        gate.admit(&message_to("a"), one, true, now + MINUTE).expect("a minute later");
     }
 }

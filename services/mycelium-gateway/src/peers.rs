@@ -57,27 +57,27 @@ impl SupervisorConnectionSlot {
 
     /// Notes that the conversation is connected.
     pub fn set_connected(&self, peer: JsonRpcPeer) {
-        self.change(|standing| {
-            standing.peer = Some(peer);
-            standing.last_error.clear();
+        self.change(|state| {
+            state.peer = Some(peer);
+            state.last_error.clear();
         });
     }
 
     /// Notes that the conversation is not connected; ends the old one.
     pub fn set_disconnected(&self, why: &str) {
-        self.change(|standing| {
-            if let Some(peer) = standing.peer.take() {
+        self.change(|state| {
+            if let Some(peer) = state.peer.take() {
                 peer.close();
             }
-            why.clone_into(&mut standing.last_error);
+            why.clone_into(&mut state.last_error);
         });
     }
 
     fn change(&self, change: impl FnOnce(&mut SupervisorConnectionState)) {
-        self.state.send_modify(|standing| {
-            let before = standing.peer.is_some();
-            change(standing);
-            let connected = i64::from(standing.peer.is_some()) - i64::from(before);
+        self.state.send_modify(|state| {
+            let before = state.peer.is_some();
+            change(state);
+            let connected = i64::from(state.peer.is_some()) - i64::from(before);
             self.metrics.connected.add(connected);
         });
     }
@@ -133,7 +133,7 @@ impl SupervisorPeerTable {
     }
 
     /// Returns the connection states of these addresses.
-    fn standings(&self, at: &[String]) -> Vec<watch::Sender<SupervisorConnectionState>> {
+    fn connection_states(&self, at: &[String]) -> Vec<watch::Sender<SupervisorConnectionState>> {
         at.iter().filter_map(|address| Some(self.peers.get(address)?.state.clone())).collect()
     }
 }
@@ -243,13 +243,12 @@ impl SupervisorPeers {
 
     /// Ends the conversation with the supervisor at all of its addresses.
     pub fn disconnect(&self, address: &str, why: &str) {
-        let standings = {
+        let connection_states = {
             let table = self.lock();
-            table.standings(&table.nodes.spellings(address))
+            table.connection_states(&table.nodes.spellings(address))
         };
-        for standing in standings {
-            SupervisorConnectionSlot { state: standing, metrics: self.0.metrics.clone() }
-                .set_disconnected(why);
+        for state in connection_states {
+            SupervisorConnectionSlot { state, metrics: self.0.metrics.clone() }.set_disconnected(why);
         }
     }
 
@@ -338,15 +337,15 @@ impl SupervisorPeers {
         topic: &str,
         wait: Duration,
     ) -> Result<JsonRpcPeer, PeerError> {
-        let mut standing = self.want(address, topic)?;
-        let stands = standing.wait_for(|standing| standing.peer.as_ref().is_some_and(|p| !p.is_closed()));
+        let mut state = self.want(address, topic)?;
+        let stands = state.wait_for(|state| state.peer.as_ref().is_some_and(|p| !p.is_closed()));
         let found = match tokio::time::timeout(wait, stands).await {
-            Ok(Ok(standing)) => standing.peer.clone(),
+            Ok(Ok(state)) => state.peer.clone(),
             Ok(Err(_)) | Err(_) => None,
         };
         found.ok_or_else(|| PeerError::NotConnected {
             address: address.to_owned(),
-            last_error: standing.borrow().last_error.clone(),
+            last_error: state.borrow().last_error.clone(),
         })
     }
 
@@ -404,11 +403,11 @@ impl SupervisorPeers {
     /// Notes a supervisor's own name.
     pub fn note_name(&self, address: &str, name: &str) {
         let table = self.lock();
-        for standing in table.standings(&table.nodes.spellings(address)) {
-            standing.send_if_modified(|standing| {
-                let differs = standing.supervisor != name;
+        for state in table.connection_states(&table.nodes.spellings(address)) {
+            state.send_if_modified(|state| {
+                let differs = state.supervisor != name;
                 if differs {
-                    name.clone_into(&mut standing.supervisor);
+                    name.clone_into(&mut state.supervisor);
                 }
                 differs
             });
@@ -425,16 +424,12 @@ impl SupervisorPeers {
             return Ok(entry.state.subscribe());
         }
         let parsed: Address = address.parse()?;
-        let standing = watch::Sender::new(SupervisorConnectionState::default());
-        let entry = SupervisorPeerEntry {
-            topic: topic.to_owned(),
-            state: standing.clone(),
-            key: None,
-            complaint: None,
-        };
+        let state = watch::Sender::new(SupervisorConnectionState::default());
+        let entry =
+            SupervisorPeerEntry { topic: topic.to_owned(), state: state.clone(), key: None, complaint: None };
         table.peers.insert(address.to_owned(), entry);
-        let receiver = standing.subscribe();
-        let slot = SupervisorConnectionSlot { state: standing, metrics: self.0.metrics.clone() };
+        let receiver = state.subscribe();
+        let slot = SupervisorConnectionSlot { state, metrics: self.0.metrics.clone() };
         let wanted = SupervisorDialRequest { text: address.to_owned(), address: parsed, slot };
         // The receiver lives as long as the gateway runs.
         self.0.dial_requests.send(wanted).ok();

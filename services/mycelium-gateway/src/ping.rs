@@ -65,7 +65,7 @@ impl Pinger {
     /// # Errors
     /// [`PingError`]
     pub(crate) async fn ping(&self, address: &Address) -> Result<Pong, PingError> {
-        let asked = tokio::time::timeout(PATIENCE, async {
+        let pinging = tokio::time::timeout(PATIENCE, async {
             match address {
                 Address::Grpc { host, port } => self.ping_server(&address.to_string(), host, *port).await,
                 Address::MyceliumKey(key) => {
@@ -77,7 +77,7 @@ impl Pinger {
                 }
             }
         });
-        asked.await.unwrap_or(Err(PingError::TimedOut))
+        pinging.await.unwrap_or(Err(PingError::TimedOut))
     }
 
     /// Asks a connected supervisor for its information.
@@ -130,8 +130,8 @@ impl Pinger {
             let wait = PATIENCE / 2;
             let peer = self.state.connected(address, &self.state.peers.topic(address), None, wait).await;
             drop(peer.map_err(PingError::Peer)?);
-            let asked = self.ask(address).await.unwrap_or(Err(PingError::TimedOut));
-            return asked.map(|round_trip| Pong { round_trip, node });
+            let answer = self.ask(address).await.unwrap_or(Err(PingError::TimedOut));
+            return answer.map(|round_trip| Pong { round_trip, node });
         }
         let (begin, deadline) = (Instant::now(), Instant::now() + PATIENCE / 2);
         let known = self.state.peers.source(address).topic;

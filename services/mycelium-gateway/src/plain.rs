@@ -44,7 +44,7 @@ pub fn read(answer: &str, job: JobKey, supervisor: &str) -> ReportKind {
         }
         (_, Some(Value::Bool(true)), _) => ended(gave()),
         (_, Some(success), None) if *success != Value::Bool(false) => ended(success),
-        (.., Some(error)) => failed(&words(error)),
+        (.., Some(error)) => failed(&text_of(error)),
         _ => match status.as_str() {
             "finished" | "completed" | "success" => ended(gave()),
             "error" | "failed" => failed("it says no more than that"),
@@ -70,8 +70,8 @@ fn unreadable(answer: &str) -> ReportKind {
 fn ended(gave: &Value) -> ReportKind {
     let result: ResultMap = match gave {
         Value::Null => ResultMap::new(),
-        Value::Object(members) => members.iter().map(|(key, value)| (key.clone(), words(value))).collect(),
-        other => ResultMap::from([(OUTPUT_KEY.to_owned(), words(other))]),
+        Value::Object(members) => members.iter().map(|(key, value)| (key.clone(), text_of(value))).collect(),
+        other => ResultMap::from([(OUTPUT_KEY.to_owned(), text_of(other))]),
     };
     let bytes = serde_json::to_string(&result).map_or(usize::MAX, |json| json.len());
     if bytes > RESULT_BYTES_MAX {
@@ -90,7 +90,7 @@ fn end(outcome: Outcome, reason: Option<Reason>, result: ResultMap) -> ReportKin
     ReportKind::Ended(Box::new(AttemptEnd { result, ..end }))
 }
 
-fn words(value: &Value) -> String {
+fn text_of(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
         other => other.to_string(),
@@ -142,7 +142,7 @@ impl SentAttempts {
     }
 
     /// Notes that a router has acknowledged the report of an attempt.
-    pub fn told(&self, job: JobKey) {
+    pub fn mark_reported(&self, job: JobKey) {
         self.becomes(job, PlainAttemptState::Reported);
     }
 
@@ -182,7 +182,7 @@ mod tests {
     }
 
     /// Short text of an answer's meaning.
-    fn told(answer: &str) -> String {
+    fn read_as_text(answer: &str) -> String {
         match read(answer, job(1), "s") {
             ReportKind::Accepted { supervisor } => format!("accepted by {supervisor}"),
             ReportKind::Ended(end) => {
@@ -217,10 +217,10 @@ mod tests {
             ("{}", "UNKNOWN"),
             (r#"{"accepted":false}"#, "UNKNOWN"),
         ] {
-            assert_eq!(told(answer), expected, "{answer}");
+            assert_eq!(read_as_text(answer), expected, "{answer}");
         }
         let huge = format!(r#"{{"success":"{}"}}"#, "x".repeat(RESULT_BYTES_MAX));
-        assert!(told(&huge).contains("RESULT_TOO_LARGE"));
+        assert!(read_as_text(&huge).contains("RESULT_TOO_LARGE"));
     }
 
     #[test]
@@ -234,7 +234,7 @@ mod tests {
         sent.answered(job(1), &ReportKind::Unknown);
         assert_eq!(sent.begin(job(1), "a"), Some(PlainAttemptState::Answered(Box::new(ReportKind::Unknown))));
         assert!(!sent.waits_for("a"));
-        sent.told(job(1));
+        sent.mark_reported(job(1));
         assert_eq!(sent.begin(job(1), "a"), Some(PlainAttemptState::Reported));
         sent.forget(job(1));
         for attempt in 1..=20_000 {

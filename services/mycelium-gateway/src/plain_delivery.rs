@@ -105,7 +105,7 @@ async fn report_all(
         reported.push(async move {
             let handled = handled.await.is_ok();
             if handled {
-                state.sent.told(job);
+                state.sent.mark_reported(job);
             }
             handled
         });
@@ -219,7 +219,7 @@ async fn wait(
     let kind =
         meaning(&state, &source, head, &outcome).filter(|kind| !matches!(kind, ReportKind::Accepted { .. }));
     // A supervisor that has only accepted the job, or has not answered, yields no report, and no further answer is expected.
-    let Some(kind) = kind else { return state.sent.told(head.job_key) };
+    let Some(kind) = kind else { return state.sent.mark_reported(head.job_key) };
     state.sent.answered(head.job_key, &kind);
     let report = head.report(&source, kind);
     let json =
@@ -228,7 +228,7 @@ async fn wait(
         if let Ok(handled) = state.routers.send(head.job_key, LATE, UnnumberedEvent::Report(json.clone()))
             && handled.await.is_ok()
         {
-            return state.sent.told(head.job_key);
+            return state.sent.mark_reported(head.job_key);
         }
         tokio::time::sleep(REPORT_PAUSE).await;
     }

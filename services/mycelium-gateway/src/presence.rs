@@ -67,15 +67,15 @@ impl SupervisorPresences {
     /// Waits until there are presences to send. Loses nothing when dropped before it is ready.
     pub async fn next(&self) -> Vec<ReportPresenceRequest> {
         loop {
-            let mut news = Vec::new();
+            let mut presences = Vec::new();
             for (address, entry) in self.lock().iter_mut() {
                 if !std::mem::replace(&mut entry.sent, true) {
                     let (address, presence_json) = (address.clone(), entry.json.clone());
-                    news.push(ReportPresenceRequest { address, presence_json });
+                    presences.push(ReportPresenceRequest { address, presence_json });
                 }
             }
-            if !news.is_empty() {
-                return news;
+            if !presences.is_empty() {
+                return presences;
             }
             self.0.wake.notified().await;
         }

@@ -313,8 +313,8 @@ mod tests {
         let (session, mut items) = routers.join();
         let mut first = routers.send(job(1), 1, report()).expect("taken");
         let mut second = routers.send(job(1), 2, report()).expect("taken");
-        let Ok(RouterItem::Report(told)) = items.try_recv() else { panic!("a report") };
-        session.acknowledge(&[told.report_id, 999]);
+        let Ok(RouterItem::Report(item)) = items.try_recv() else { panic!("a report") };
+        session.acknowledge(&[item.report_id, 999]);
         assert_eq!(first.try_recv(), Ok(()));
         assert!(second.try_recv().is_err());
         drop(session);
@@ -350,9 +350,9 @@ mod tests {
         let mut first = routers.send(job(1), 1, report()).expect("taken");
         let mut again = routers.send(job(1), 1, report()).expect("taken");
         assert_eq!(first.try_recv(), Err(oneshot::error::TryRecvError::Closed), "another one waits now");
-        let Ok(RouterItem::Report(told)) = items.try_recv() else { panic!("a report") };
+        let Ok(RouterItem::Report(item)) = items.try_recv() else { panic!("a report") };
         assert!(items.try_recv().is_err(), "the router has it already");
-        session.acknowledge(&[told.report_id]);
+        session.acknowledge(&[item.report_id]);
         assert_eq!(again.try_recv(), Ok(()));
         drop(routers.send(job(1), 1, report()));
         assert!(items.try_recv().is_ok(), "nobody remembers it any more");

@@ -77,8 +77,8 @@ pub(crate) struct GatewayRpc {
 }
 
 impl GatewayRpc {
-    pub(crate) fn new(pinger: Pinger, letters: MailExchanger, stop: CancellationToken) -> Self {
-        Self { state: pinger.state.clone(), bus: pinger.bus.clone(), pinger, mail: letters, stop }
+    pub(crate) fn new(pinger: Pinger, mail: MailExchanger, stop: CancellationToken) -> Self {
+        Self { state: pinger.state.clone(), bus: pinger.bus.clone(), pinger, mail, stop }
     }
 
     pub(crate) fn mount_public(&self, mount: MountBuilder) -> MountBuilder {
@@ -105,11 +105,11 @@ impl GatewayRpc {
 fn first_peers(mut all: Vec<(String, SupervisorConnectionState)>) -> (Vec<v1::Peer>, u32) {
     let count = u32::try_from(all.len()).unwrap_or(u32::MAX);
     all.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
-    let named = all.into_iter().take(GATEWAY_PEERS_MAX).map(|(address, standing)| v1::Peer {
+    let named = all.into_iter().take(GATEWAY_PEERS_MAX).map(|(address, state)| v1::Peer {
         address,
-        connected: standing.peer.is_some(),
-        supervisor: standing.supervisor,
-        last_error: standing.last_error,
+        connected: state.peer.is_some(),
+        supervisor: state.supervisor,
+        last_error: state.last_error,
     });
     let Ok(named) = pages::first(named.map(Ok::<_, Infallible>));
     (named, count)
@@ -122,12 +122,12 @@ impl GatewayService for GatewayRpc {
         _: Request<v1::GetGatewayRequest>,
     ) -> Result<Response<v1::GetGatewayResponse>, Status> {
         let (peers, peer_count) = first_peers(self.state.peers.all());
-        let standing = self.bus.as_ref().map(|bus| bus.status().borrow().clone()).unwrap_or_default();
+        let bus_status = self.bus.as_ref().map(|bus| bus.status().borrow().clone()).unwrap_or_default();
         Ok(Response::new(v1::GetGatewayResponse {
-            bus_up: standing.up,
-            bus_problem: standing.problem,
+            bus_up: bus_status.up,
+            bus_problem: bus_status.problem,
             coordinator: self.state.signer.root().to_string(),
-            bus_version: standing.node.map(|node| node.version).unwrap_or_default(),
+            bus_version: bus_status.node.map(|node| node.version).unwrap_or_default(),
             signing_key: self.state.signer.key().to_string(),
             bus: self.bus.as_ref().map(|bus| bus.kind().to_owned()).unwrap_or_default(),
             address: self.own_address(),
@@ -165,7 +165,7 @@ impl GatewayService for GatewayRpc {
             None => None,
             Some(envelope) => {
                 let answer = self.mail.receive_envelope(envelope_convert::from_wire(envelope)).await;
-                Some(envelope_convert::to_wire(answer.map_err(not_heard)?))
+                Some(envelope_convert::to_wire(answer.map_err(inbound_mail_status)?))
             }
         };
         Ok(Response::new(v1::DeliverResponse { envelope, coordinator }))
@@ -173,7 +173,7 @@ impl GatewayService for GatewayRpc {
 }
 
 /// Turns a mail error into the status for its sender.
-fn not_heard(error: InboundMailError) -> Error {
+fn inbound_mail_status(error: InboundMailError) -> Error {
     let message = error.to_string();
     let overloaded = || {
         let error = Error::new(ErrorKind::ResourceExhausted, RpcReason::Overloaded, message.clone());
@@ -211,11 +211,11 @@ impl GatewayLinkService for GatewayRpc {
         request: Request<Streaming<wire::ExchangeRequest>>,
     ) -> Result<Response<Self::ExchangeStream>, Status> {
         let mut incoming = request.into_inner();
-        let (state, letters, stop) = (self.state.clone(), self.mail.clone(), self.stop.clone());
+        let (state, mail, stop) = (self.state.clone(), self.mail.clone(), self.stop.clone());
         let (session, items) = state.routers.join();
         let serving = async move {
             tokio::select! {
-                ended = receive(&state, &letters, &session, &mut incoming) => {
+                ended = receive(&state, &mail, &session, &mut incoming) => {
                     if let Err(status) = ended {
                         tracing::info!(%status, "a router's stream ended");
                     }
@@ -234,7 +234,7 @@ impl GatewayLinkService for GatewayRpc {
 /// other requests run in tasks.
 async fn receive(
     state: &GatewayState,
-    letters: &MailExchanger,
+    mail: &MailExchanger,
     session: &RouterConnection,
     incoming: &mut Streaming<wire::ExchangeRequest>,
 ) -> Result<(), Status> {
@@ -282,10 +282,10 @@ async fn receive(
                     answers.ended(RouterItem::LogRead(outcome));
                 });
             }
-            Some(Frame::Letter(letter)) => {
-                let letters = letters.clone();
+            Some(Frame::Letter(mail_request)) => {
+                let mail = mail.clone();
                 tasks.spawn(async move {
-                    answers.ended(RouterItem::Outcome(send_letter(&letters, letter).await));
+                    answers.ended(RouterItem::Outcome(send_mail(&mail, mail_request).await));
                 });
             }
             Some(Frame::Handled(handled)) => session.acknowledge(&handled.report_ids),
@@ -294,10 +294,10 @@ async fn receive(
     }
 }
 
-async fn send_letter(letters: &MailExchanger, letter: wire::DeliverLetter) -> wire::DeliveryOutcome {
-    let wire::DeliverLetter { delivery_id, addresses, letter_json, timeout_millis } = letter;
+async fn send_mail(mail: &MailExchanger, message: wire::DeliverLetter) -> wire::DeliveryOutcome {
+    let wire::DeliverLetter { delivery_id, addresses, letter_json, timeout_millis } = message;
     let timeout = Duration::from_millis(timeout_millis);
-    let ended = letters.deliver(&letter_json, &addresses, timeout).await;
+    let ended = mail.deliver(&letter_json, &addresses, timeout).await;
     delivery::outcome(delivery_id, ended.map(|()| DeliveryRefusals::default()))
 }
 
@@ -323,11 +323,11 @@ mod tests {
     #[test]
     fn a_description_names_as_many_supervisors_as_it_may() {
         let peers = |count: usize, error: usize| -> Vec<(String, SupervisorConnectionState)> {
-            let standing = SupervisorConnectionState {
+            let state = SupervisorConnectionState {
                 last_error: "e".repeat(error),
                 ..SupervisorConnectionState::default()
             };
-            (0..count).rev().map(|number| (format!("grpc://h{number:04}:1"), standing.clone())).collect()
+            (0..count).rev().map(|number| (format!("grpc://h{number:04}:1"), state.clone())).collect()
         };
         let (named, count) = first_peers(peers(1003, 10));
         assert_eq!((named.len(), count), (GATEWAY_PEERS_MAX, 1003));

@@ -157,12 +157,12 @@ impl SigningReloader {
 
     /// Follows the files for ever.
     pub async fn keep(self) {
-        let look = |asked| match self.look_again() {
+        let look = |on_demand| match self.look_again() {
             Ok(true) => {
                 self.metrics.signing_read("taken");
                 tracing::info!("signing key and certificate were read and are in effect");
             }
-            Ok(false) if asked => tracing::info!("signing key and certificate have not changed"),
+            Ok(false) if on_demand => tracing::info!("signing key and certificate have not changed"),
             Ok(false) => {}
             Err(error) => {
                 self.metrics.signing_read("refused");

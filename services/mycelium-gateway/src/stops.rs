@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_newer_wish_stands() {
+    fn a_newer_grace_period_stands() {
         let stops = StopQueue::default();
         let early = stop(1, 30);
         let place = stops.add(early.clone()).expect("somebody has to run");

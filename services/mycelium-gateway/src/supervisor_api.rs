@@ -142,7 +142,7 @@ impl GatewayState {
         let (job, number, origin) = (event.job_key, event.seq, event.origin);
         let runner = self.check(address, origin.context_id)?;
         self.metrics.events.inc();
-        let said = match event.into_report() {
+        let unnumbered = match event.into_report() {
             Ok(report) => {
                 let source = self.peers.source(&self.peers.address_for(address, origin.context_id));
                 let report = NodeReport { source: Some(source), ..report };
@@ -161,7 +161,7 @@ impl GatewayState {
                 print_millis: time.map_or(0, Timestamp::as_millis),
             }),
         };
-        self.routers.send(job, number, said).map(PendingSupervisorReply::AwaitingRouter).map_err(
+        self.routers.send(job, number, unnumbered).map(PendingSupervisorReply::AwaitingRouter).map_err(
             |not_taken| {
                 self.metrics.events_refused.inc();
                 JsonRpcError::refused("BUSY", false, not_taken.to_string())

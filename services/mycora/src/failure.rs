@@ -198,9 +198,9 @@ mod tests {
         let kind = rpc::ErrorKind::PermissionDenied;
         let sent = rpc::Error::new(kind, RpcReason::RoleInsufficient, denied.to_string());
         let failure = CliError::from(ApiCallError::from(Status::from(sent)));
-        let said = "actor 3 needs the role executor in context 1: an admin of it gives that with `mycora context update 1 \
+        let message = "actor 3 needs the role executor in context 1: an admin of it gives that with `mycora context update 1 \
                     --add-executor 3`";
-        assert_eq!(failure, CliError::Unreachable(said.into()), "and no other certificate is advised");
+        assert_eq!(failure, CliError::Unreachable(message.into()), "and no other certificate is advised");
     }
 
     #[test]

@@ -316,13 +316,13 @@ async fn supervise(
     stop: CancellationToken,
     notice: UpReporter,
 ) -> Result<(), UpError> {
-    let result = tokio::select! {
-        // First: once a stop was requested, parts that end are no failure.
-        biased;
+    let ended = tokio::select! {
         () = stop.cancelled() => Ok(()),
         error = servers.wait_until_lost() => Err(error),
         error = suite.wait_until_failed() => Err(error),
     };
+    // Once a stop was requested, parts that end are no failure, whichever of both was seen first.
+    let result = if stop.is_cancelled() { Ok(()) } else { ended };
     if let Err(error) = &result {
         // At once: the end may take a while.
         notice.print(&format!("{error}\nending what runs"));

@@ -194,8 +194,8 @@ impl RunnerService for RegistryRpc {
         let request = request.into_inner();
         required::check(&request).map_err(Error::from)?;
         let v1::GetRunnerRequest { context_id, runner_id } = request;
-        let ask = internal::ReadRunnerRequest { context_id, runner_id, on_behalf_of: actor.0 };
-        let answer = self.store.clone().read_runner(ask).await.map_err(forward_status)?.into_inner();
+        let query = internal::ReadRunnerRequest { context_id, runner_id, on_behalf_of: actor.0 };
+        let answer = self.store.clone().read_runner(query).await.map_err(forward_status)?.into_inner();
         let record = answer.runner.ok_or_else(|| Error::internal("storage answered without the runner"))?;
         Ok(Response::new(v1::GetRunnerResponse { runner: Some(self.described(record)?) }))
     }
@@ -208,12 +208,12 @@ impl RunnerService for RegistryRpc {
         let request = request.into_inner();
         required::check(&request).map_err(Error::from)?;
         let v1::ListRunnersRequest { context_id, page_size, page_token } = request;
-        let mut ask =
+        let mut query =
             internal::ReadRunnersRequest { context_id, on_behalf_of: actor.0, page_size, page_token };
         // Presences add to the size of the records, so fewer records may fit into a page.
         loop {
             let answer =
-                self.store.clone().read_runners(ask.clone()).await.map_err(forward_status)?.into_inner();
+                self.store.clone().read_runners(query.clone()).await.map_err(forward_status)?.into_inner();
             let internal::ReadRunnersResponse { runners, next_page_token } = answer;
             let count = runners.len();
             let runners: Vec<_> = pages::first(runners.into_iter().map(|record| self.described(record)))?;
@@ -221,7 +221,7 @@ impl RunnerService for RegistryRpc {
                 return Ok(Response::new(v1::ListRunnersResponse { runners, next_page_token }));
             }
             // Reads again, for the page token that continues after the last of these.
-            ask.page_size = u32::try_from(runners.len()).unwrap_or(limits::PAGE_SIZE_MAX);
+            query.page_size = u32::try_from(runners.len()).unwrap_or(limits::PAGE_SIZE_MAX);
         }
     }
 }

@@ -167,18 +167,11 @@ pub async fn start(
     let names: Vec<_> = instances.iter().map(ToString::to_string).collect();
     let (isolation, layers) = (isolator.level(), isolator.layers().join(" "));
     tracing::info!(%isolation, layers, slots = settings.slots, "instances {} take jobs", names.join(", "));
-    let standing = isolator.isolation_support().clone();
+    let isolation_support = isolator.isolation_support().clone();
     let mut looks = JoinSet::new();
     looks.spawn(isolator.disk_quotas().clone().watch_usage());
     looks.spawn(isolator.disk_quotas().clone().watch_free_space());
-    Ok(RunnerHandle {
-        instances,
-        workers,
-        shutdown,
-        isolation_support: standing,
-        _looks: looks,
-        _work_dir: work_dir,
-    })
+    Ok(RunnerHandle { instances, workers, shutdown, isolation_support, _looks: looks, _work_dir: work_dir })
 }
 
 /// Tries the tools of each language, which takes some processes and some time.

@@ -309,7 +309,7 @@ async fn record(
     loop {
         let finished = match std::mem::take(&mut takes) {
             true => instance.finish_and_take(ending).await,
-            false => instance.finish(ending).await.map(|standing| (standing, None)),
+            false => instance.finish(ending).await.map(|outcome| (outcome, None)),
         };
         match finished {
             Ok((JobRecordOutcome::Recorded, next)) => {

@@ -16,7 +16,7 @@ use sandbox::disk_space::{DiskShortage, DiskSpaceStatus, FileSystemSpace};
 use service::FileLock;
 
 use crate::QUOTA_INTERVAL;
-use crate::disk_quota::{DiskQuotas, TOLD};
+use crate::disk_quota::{DiskQuotas, REPORT_VALIDITY};
 
 /// Shortest pause between checks of the free space, close to the floor.
 const LOOK_MIN: Duration = Duration::from_millis(50);
@@ -183,13 +183,13 @@ impl DiskQuotas {
         loop {
             let others: Vec<_> = others(self.root(), self.report_dir()).collect();
             // Ties are broken by name, so that all runners agree.
-            let is_larger = |(held, told): &(PathBuf, PeerUsageReport)| {
-                (told.largest, held.as_path()) > (own, self.report_dir())
+            let is_larger = |(held, report): &(PathBuf, PeerUsageReport)| {
+                (report.largest, held.as_path()) > (own, self.report_dir())
             };
             if others.iter().any(is_larger) {
                 return false;
             }
-            if others.iter().all(|(_, told)| told.at + CLOCK >= began) || begin.elapsed() >= REPORT_WAIT {
+            if others.iter().all(|(_, report)| report.at + CLOCK >= began) || begin.elapsed() >= REPORT_WAIT {
                 return true;
             }
             tokio::time::sleep(LOOK_MIN).await;
@@ -218,7 +218,7 @@ fn others(root: &Path, own: &Path) -> impl Iterator<Item = (PathBuf, PeerUsageRe
         let at = fs::metadata(&path).and_then(|file| file.modified()).ok()?;
         let largest = fs::read_to_string(path).ok().and_then(|text| read(&text))?;
         // An old report does not count; its runner may be gone.
-        let is_over = at.elapsed().is_ok_and(|age| age > TOLD);
+        let is_over = at.elapsed().is_ok_and(|age| age > REPORT_VALIDITY);
         Some((
             held,
             PeerUsageReport { at, largest: if is_over { EvictionCandidate::default() } else { largest } },
@@ -281,15 +281,16 @@ mod tests {
             fs::create_dir_all(&held).expect("a directory");
             held
         });
-        let told =
-            |own: &Path| -> Vec<_> { others(root.path(), own).map(|(_, told)| told.largest.bytes).collect() };
-        assert_eq!(told(&dirs[0]), [0; 0]);
+        let reported = |own: &Path| -> Vec<_> {
+            others(root.path(), own).map(|(_, reported)| reported.largest.bytes).collect()
+        };
+        assert_eq!(reported(&dirs[0]), [0; 0]);
         for held in &dirs[..2] {
             fs::write(held.join(LARGEST), "0 00000000000000000042").expect("a file");
         }
-        assert_eq!((told(&dirs[0]), told(&dirs[2])), (vec![42], vec![42, 42]));
-        let before = SystemTime::now() - 2 * TOLD;
+        assert_eq!((reported(&dirs[0]), reported(&dirs[2])), (vec![42], vec![42, 42]));
+        let before = SystemTime::now() - 2 * REPORT_VALIDITY;
         File::open(dirs[1].join(LARGEST)).and_then(|file| file.set_modified(before)).expect("an older file");
-        assert_eq!(told(&dirs[0]), [0], "it has jobs, and is asked again");
+        assert_eq!(reported(&dirs[0]), [0], "it has jobs, and is asked again");
     }
 }

@@ -26,7 +26,7 @@ use crate::workspace::size_of_tree;
 /// How long a context is measured after its last job is gone.
 const LINGER: Duration = Duration::from_secs(60);
 /// Time for which a runner's report counts: each measurement renews it.
-pub(crate) const TOLD: Duration = Duration::from_secs(6);
+pub(crate) const REPORT_VALIDITY: Duration = Duration::from_secs(6);
 
 /// Disk usage of all contexts that have jobs here. Clones share it.
 #[derive(Debug, Clone)]
@@ -211,11 +211,13 @@ impl DiskQuotas {
     /// Sums the bytes that the other runners of this machine have reported lately.
     fn elsewhere(&self, context: ContextUid) -> u64 {
         let Ok(instances) = fs::read_dir(instances_dir(&self.0.root)) else { return 0 };
-        let told = instances
+        let held_dirs = instances
             .flatten()
             .map(|instance| held_dir(&instance.path()))
             .filter(|held| *held != self.0.report_dir);
-        told.filter_map(|held| told_in(&held.join(context.to_string()))).fold(0, u64::saturating_add)
+        held_dirs
+            .filter_map(|held| reported_usage(&held.join(context.to_string())))
+            .fold(0, u64::saturating_add)
     }
 
     /// Measures the bytes that the context keeps between its jobs.
@@ -227,10 +229,10 @@ impl DiskQuotas {
     }
 }
 
-fn told_in(path: &Path) -> Option<u64> {
-    let told = fs::metadata(path).and_then(|metadata| metadata.modified()).ok()?;
+fn reported_usage(path: &Path) -> Option<u64> {
+    let modified_at = fs::metadata(path).and_then(|metadata| metadata.modified()).ok()?;
     // After the clock was set back, a report only counts for too long.
-    if told.elapsed().is_ok_and(|age| age > TOLD) {
+    if modified_at.elapsed().is_ok_and(|age| age > REPORT_VALIDITY) {
         return None;
     }
     fs::read_to_string(path).ok()?.parse().ok()
@@ -288,8 +290,8 @@ impl JobDiskQuota {
 
     /// Waits until the job has to end because the disk is nearly full, and returns the reason.
     pub(crate) async fn end_requested(&self) -> Reason {
-        let mut told = self.end.subscribe();
-        let reason = told.wait_for(Option::is_some).await.ok().and_then(|reason| reason.clone());
+        let mut end_reason = self.end.subscribe();
+        let reason = end_reason.wait_for(Option::is_some).await.ok().and_then(|reason| reason.clone());
         match reason {
             Some(reason) => reason,
             // The sender is here: it cannot be gone.
@@ -407,13 +409,13 @@ mod tests {
         assert_eq!(second.note(10_000), None, "50,000 there, what is kept, and this");
         assert!(second.note(30_000).is_some());
         // A runner that is gone does not renew its report.
-        let told = one.0.report_dir.join(key(1).context.to_string());
-        let before = std::time::SystemTime::now() - 2 * TOLD;
-        File::open(&told).and_then(|file| file.set_modified(before)).expect("an older file");
+        let report = one.0.report_dir.join(key(1).context.to_string());
+        let before = std::time::SystemTime::now() - 2 * REPORT_VALIDITY;
+        File::open(&report).and_then(|file| file.set_modified(before)).expect("an older file");
         two.look();
         assert_eq!(second.note(30_000), None);
         drop(first);
         one.look();
-        assert!(!told.exists(), "it holds nothing");
+        assert!(!report.exists(), "it holds nothing");
     }
 }

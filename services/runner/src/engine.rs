@@ -58,7 +58,7 @@ static STANDARD: LazyLock<Shared<rhai::Module>> = LazyLock::new(|| StandardPacka
 fn main() -> i32 {
     // The name shown in process lists.
     let _ = rustix::thread::set_name(c"mycora-engine");
-    limits::hear_signals();
+    limits::install_signal_handler();
     panics::keep_messages();
     let thread = std::thread::Builder::new().name("script".to_owned()).stack_size(STACK_BYTES).spawn(serve);
     thread.ok().and_then(|thread| thread.join().ok()).unwrap_or(EXIT_FAILED)
@@ -191,7 +191,7 @@ fn scope(run: &ScriptRunRequest, limits: &EngineLimits) -> Result<Scope<'static>
 /// When the engine does, which is what the fuzzer looks for.
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) fn run_alone(script: &str, operations_max: u64) -> Result<(), String> {
-    let line = EngineConnection::new(EngineConnectionState::to_nobody());
+    let line = EngineConnection::new(EngineConnectionState::disconnected());
     let run = ScriptRunRequest {
         language: crate::wire::EngineLanguage::Rhai,
         script: script.to_owned(),

@@ -53,15 +53,15 @@ impl Interrupt {
     /// Raises a request; its grace begins now.
     pub(crate) fn raise(&self, order: InterruptRequest) {
         let end = Instant::now() + order.grace;
-        self.state.send_if_modified(|told| {
-            let merged = match *told {
+        self.state.send_if_modified(|state| {
+            let merged = match *state {
                 None => InterruptState { cause: order.cause, end },
                 Some(first) => {
                     let cause = if order.cause == InterruptCause::Closed { order.cause } else { first.cause };
                     InterruptState { cause, end: first.end.min(end) }
                 }
             };
-            told.replace(merged) != Some(merged)
+            state.replace(merged) != Some(merged)
         });
         *self.flag() = true;
         self.wake.notify_all();
@@ -69,7 +69,7 @@ impl Interrupt {
 
     /// Returns why the job has to end, if it has to.
     pub(crate) fn cause(&self) -> Option<InterruptCause> {
-        self.state.borrow().map(|told| told.cause)
+        self.state.borrow().map(|state| state.cause)
     }
 
     /// Waits for an order. Cancel safe.
@@ -82,7 +82,7 @@ impl Interrupt {
 
     /// Waits until the grace of a request is over, even if the request comes meanwhile. Cancel safe.
     pub(crate) async fn grace_over(&self) {
-        wait_for_end(&self.state, |told| told.end).await;
+        wait_for_end(&self.state, |state| state.end).await;
     }
 
     /// Sleeps on a thread, at most until `until`; returns true if a request ended the sleep.
@@ -103,8 +103,8 @@ impl Interrupt {
 }
 
 /// Waits until the end in the channel has come, even if it is set or changed meanwhile. Cancel safe.
-pub(crate) async fn wait_for_end<T: Copy>(told: &watch::Sender<Option<T>>, end: impl Fn(T) -> Instant) {
-    let mut receiver = told.subscribe();
+pub(crate) async fn wait_for_end<T: Copy>(state: &watch::Sender<Option<T>>, end: impl Fn(T) -> Instant) {
+    let mut receiver = state.subscribe();
     loop {
         let end = receiver.borrow_and_update().map(&end);
         let over = async {

@@ -53,32 +53,32 @@ impl Isolator {
             owner: owners.as_ref().map(UserIdRange::first).map_err(Clone::clone),
             dir: &work_dir.running,
         };
-        let mut standing = probe.run().await.map_err(RunnerStartError::Launcher)?;
-        if let Some(owner) = owners.as_ref().ok().filter(|_| standing.owner)
+        let mut support = probe.run().await.map_err(RunnerStartError::Launcher)?;
+        if let Some(owner) = owners.as_ref().ok().filter(|_| support.owner)
             && let Err(why) = sandbox::open_files::can_inspect(owner.first())
         {
-            standing.missing.push(sandbox::MissingLayer { layer: "open-files", why });
+            support.missing.push(sandbox::MissingLayer { layer: "open-files", why });
         }
-        for missing in &standing.missing {
+        for missing in &support.missing {
             tracing::info!(
                 layer = missing.layer, why = %missing.why,
                 "a layer of isolation is not available on this machine"
             );
         }
-        if standing.level < settings.scripts.isolation {
-            let why = standing.missing.iter().map(|missing| format!("{}: {}", missing.layer, missing.why));
+        if support.level < settings.scripts.isolation {
+            let why = support.missing.iter().map(|missing| format!("{}: {}", missing.layer, missing.why));
             let why = why.collect::<Vec<_>>().join("; ");
             return Err(RunnerStartError::Isolation {
                 demanded: settings.scripts.isolation,
-                level: standing.level,
+                level: support.level,
                 why,
             });
         }
         Ok(Self {
             launcher: settings.launcher.clone(),
-            owners: owners.ok().filter(|_| standing.owner),
-            cgroups: cgroups.ok().filter(|_| standing.cgroup),
-            isolation_support: standing,
+            owners: owners.ok().filter(|_| support.owner),
+            cgroups: cgroups.ok().filter(|_| support.cgroup),
+            isolation_support: support,
             root: work_dir.root.clone(),
             scripts: settings.scripts.clone(),
             disk_quotas: DiskQuotas::new(

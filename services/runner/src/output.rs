@@ -35,14 +35,14 @@ pub(crate) enum ScriptStream {
 #[derive(Debug, Clone)]
 pub(crate) struct ScriptOutputSender {
     pieces: mpsc::Sender<(ScriptStream, Vec<u8>)>,
-    tells_apart: bool,
+    distinguishes_streams: bool,
 }
 
 impl ScriptOutputSender {
     /// Returns true if the gatherer distinguishes standard output from standard error. Otherwise a process has one pipe for both,
     /// which keeps the order.
-    pub(crate) const fn tells_apart(&self) -> bool {
-        self.tells_apart
+    pub(crate) const fn distinguishes_streams(&self) -> bool {
+        self.distinguishes_streams
     }
 
     /// Sends output; waits while too many pieces are pending.
@@ -63,11 +63,11 @@ pub(crate) struct ScriptOutputSummary {
     pub(crate) tail: String,
 }
 
-/// Makes a sender and a receiver, which gathers until every clone of the sender is gone. `tells_apart`: whether standard output
-/// and standard error must be distinguished.
-pub(crate) fn output_channel(tells_apart: bool) -> (ScriptOutputSender, ScriptOutputReceiver) {
+/// Makes a sender and a receiver, which gathers until every clone of the sender is gone. `distinguishes_streams`: whether standard
+/// output and standard error must be distinguished.
+pub(crate) fn output_channel(distinguishes_streams: bool) -> (ScriptOutputSender, ScriptOutputReceiver) {
     let (pieces, receiver) = mpsc::channel(PIECES_MAX);
-    (ScriptOutputSender { pieces, tells_apart }, ScriptOutputReceiver(receiver))
+    (ScriptOutputSender { pieces, distinguishes_streams }, ScriptOutputReceiver(receiver))
 }
 
 /// The other end of a [`ScriptOutputSender`].

@@ -96,7 +96,7 @@ pub(crate) type OutputPipes = Vec<(ScriptStream, OwnedFd)>;
 pub(crate) fn outputs(job: &ScriptJob) -> io::Result<(OutputPipes, [OwnedFd; 2])> {
     let (ours, out) = io::pipe()?;
     let mut outputs = vec![(ScriptStream::Out, ours.into())];
-    let err = if job.printer.tells_apart() {
+    let err = if job.printer.distinguishes_streams() {
         let (ours, err) = io::pipe()?;
         outputs.push((ScriptStream::Err, ours.into()));
         err

@@ -321,9 +321,9 @@ impl AttemptSpawner {
     /// Waits while the disk has no room to start a job. Meanwhile jobs wait in their queues, or the supervisor gives them
     /// back.
     async fn wait_for_room(&self, drain: &Shutdown, attempts: &mut JoinSet<()>, intake: &mut JobConsumer) {
-        let (mut is_told, mut has_stopped) = (false, false);
+        let (mut is_reported, mut has_stopped) = (false, false);
         while let Some(shortage) = self.isolator.disk_quotas().floors().shortage() {
-            if !std::mem::replace(&mut is_told, true) {
+            if !std::mem::replace(&mut is_reported, true) {
                 tracing::warn!(instance = %self.instance.who(), %shortage, "no jobs are taken: DISK_FULL");
             }
             if !has_stopped {
@@ -334,7 +334,7 @@ impl AttemptSpawner {
                 () = drain.begun() => return,
             }
         }
-        if is_told {
+        if is_reported {
             tracing::info!(instance = %self.instance.who(), "there is room: jobs are taken again");
         }
     }

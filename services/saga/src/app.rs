@@ -328,7 +328,7 @@ impl App {
     }
 
     /// Makes this replica read changes of the rows beside the lanes at once.
-    pub(crate) fn hear_soon(&self) {
+    pub(crate) fn refresh_now(&self) {
         self.beats.beat_now();
     }
 
@@ -340,15 +340,15 @@ impl App {
     /// Returns the feed of the other replicas and of the rows beside the lanes. Followers of those rows read them again at each new
     /// revision.
     #[must_use]
-    pub fn heard(&self) -> SagaReplicaFeed {
-        self.beats.heard()
+    pub fn feed(&self) -> SagaReplicaFeed {
+        self.beats.feed()
     }
 
     /// Works until `shutdown`. Work under way is then finished or recorded; other replicas, or the next start, continue with the rest.
     pub async fn run(&self, shutdown: CancellationToken) {
         let placement = LanePlacement {
             name: self.config.replica.name.clone(),
-            heard: self.beats.heard(),
+            feed: self.beats.feed(),
             tenants: self.tenants.subscribe(),
             drained: self.drained.subscribe(),
             definitions: Arc::clone(&self.definitions),
@@ -382,7 +382,7 @@ impl App {
             () = placement.run(stop.clone()) => {}
             () = self.follow_definitions() => {}
             () = watched => {}
-            () = measure_store(&self.around, self.beats.heard().beats) => {}
+            () = measure_store(&self.around, self.beats.feed().beats) => {}
             () = self.beats.run(self.drained.subscribe(), draining.clone(), &self.needs.store) => {}
             () = drain => {}
             // This ends with the shutdown, when lanes still have to be given up.

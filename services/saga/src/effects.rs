@@ -39,7 +39,7 @@ use crate::quotas::{LaneCallUsage, OpenCallGuard};
 use crate::sagas::census;
 
 /// Messages for one call that may wait.
-const WORDS_MAX: usize = 8;
+const MESSAGES_MAX: usize = 8;
 
 /// A message for the task of a call.
 #[derive(Debug)]
@@ -51,7 +51,7 @@ pub enum CallMessage {
     /// Heartbeat: what runs for the call is alive.
     Beat,
     /// Request whose sender waits for the answer.
-    Ask(Box<PendingCallRequest>),
+    Request(Box<PendingCallRequest>),
 }
 
 /// Calls of a process that are open, by their commands. Cheap to clone.
@@ -60,12 +60,12 @@ pub struct OpenCalls(Arc<Mutex<HashMap<CommandId, mpsc::Sender<CallMessage>>>>);
 
 impl OpenCalls {
     /// Sends a message to a call; returns whether the call is open in this process and took it.
-    pub fn notify(&self, command: CommandId, word: CallMessage) -> bool {
+    pub fn notify(&self, command: CommandId, message: CallMessage) -> bool {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(sender) = all.get(&command) else { return false };
         // A heartbeat is dropped unless the queue is empty: another one follows, and messages that come once need the room.
-        let is_dropped = matches!(word, CallMessage::Beat) && sender.capacity() < WORDS_MAX;
-        is_dropped || sender.try_send(word).is_ok()
+        let is_dropped = matches!(message, CallMessage::Beat) && sender.capacity() < MESSAGES_MAX;
+        is_dropped || sender.try_send(message).is_ok()
     }
 
     fn sender(&self, command: CommandId) -> Option<mpsc::Sender<CallMessage>> {
@@ -73,7 +73,7 @@ impl OpenCalls {
     }
 
     fn add(&self, command: CommandId) -> mpsc::Receiver<CallMessage> {
-        let (sender, receiver) = mpsc::channel(WORDS_MAX);
+        let (sender, receiver) = mpsc::channel(MESSAGES_MAX);
         self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(command, sender);
         receiver
     }
@@ -164,14 +164,14 @@ impl EffectLaneOwner {
         rows: Arc<LaneStore>,
         stop: &CancellationToken,
     ) -> Result<Self, LaneExit> {
-        let (relay, words) = mpsc::unbounded_channel();
+        let (relay, messages) = mpsc::unbounded_channel();
         let (commands, ordered) = mpsc::unbounded_channel();
         let mut tasks = JoinSet::new();
-        let outgoing = Relay { rows: Arc::clone(&rows), words, commands };
+        let outgoing = Relay { rows: Arc::clone(&rows), messages, commands };
         tasks.spawn(outgoing.run());
         let source = ConsumerSource::Commands(lane.effect.clone());
         let (to, brought) = mpsc::channel(64);
-        let (reader, asked) = mpsc::channel(4);
+        let (reader, reader_commands) = mpsc::channel(4);
         let share = rows.around().bounds.share();
         let reading = SourceReader {
             rows: Arc::clone(&rows),
@@ -181,7 +181,7 @@ impl EffectLaneOwner {
             since: None,
             share: share.clone(),
             to,
-            words: asked,
+            commands: reader_commands,
             stop: stop.clone(),
         };
         tasks.spawn(reading.run());
@@ -225,8 +225,8 @@ impl EffectLaneOwner {
 
     /// Starts the task of a call, from the row that was written just now, or from the stored one.
     fn begin(&mut self, command: CommandId, taken: Option<(CallRow, u64)>, open: OpenCallGuard) {
-        let words = self.shared.lane.calls.add(command);
-        let life = CallTask::new(Arc::clone(&self.shared), command, words, open).with_row(taken);
+        let messages = self.shared.lane.calls.add(command);
+        let life = CallTask::new(Arc::clone(&self.shared), command, messages, open).with_row(taken);
         self.lives.spawn(life.run());
     }
 

@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn something_is_wrong_until_nobody_suffers_from_it() {
+    fn a_problem_is_listed_until_its_last_impairment_ends() {
         let readiness = Readiness::new();
         let health = SagaHealth::new(&readiness);
         let one = health.begin_impairment("store", "it is full");

@@ -73,7 +73,7 @@ impl Manifests {
                 continue;
             }
             match std::fs::read_to_string(&path) {
-                Ok(text) if !says_kind(&text) => {}
+                Ok(text) if !has_kind(&text) => {}
                 Ok(text) => drafts.push(ManifestDraft::read(&name, &text)),
                 Err(error) => {
                     drafts.push(ManifestDraft::unreadable(&name, format!("cannot be read: {error}")))
@@ -105,7 +105,7 @@ impl Manifests {
 }
 
 /// Returns whether a line of a file begins with `kind:`, as every document of a manifest has one.
-fn says_kind(text: &str) -> bool {
+fn has_kind(text: &str) -> bool {
     text.lines().any(|line| line.starts_with("kind:"))
 }
 

@@ -108,7 +108,7 @@ pub struct LanePlacement {
     /// Name of this replica.
     pub name: String,
     /// Feed of the other replicas.
-    pub heard: SagaReplicaFeed,
+    pub feed: SagaReplicaFeed,
     /// Tenants that have lanes.
     pub tenants: watch::Receiver<Arc<TenantRegistry>>,
     /// Tenants whose lanes this replica has given up.
@@ -178,8 +178,8 @@ impl LanePlacement {
                     if changed.is_err() { break }
                     self.away.send_replace(Arc::default());
                 }
-                changed = self.heard.view.changed() => if changed.is_err() { break },
-                changed = self.heard.beats.changed(), if !lanes.ended.is_empty() => if changed.is_err() { break },
+                changed = self.feed.view.changed() => if changed.is_err() { break },
+                changed = self.feed.beats.changed(), if !lanes.ended.is_empty() => if changed.is_err() { break },
                 changed = self.tenants.changed() => if changed.is_err() { break },
                 changed = self.drained.changed() => if changed.is_err() { break },
                 changed = self.providers.changed() => if changed.is_err() { break },
@@ -198,8 +198,8 @@ impl LanePlacement {
 
     /// Gives up lanes that are not this replica's, and takes those that are.
     fn place(&mut self, in_force: &ActiveDefinitions, lanes: &mut ReplicaLanes, stop: &CancellationToken) {
-        let view = Arc::clone(&self.heard.view.borrow_and_update());
-        let beat = *self.heard.beats.borrow_and_update();
+        let view = Arc::clone(&self.feed.view.borrow_and_update());
+        let beat = *self.feed.beats.borrow_and_update();
         let wanted = self.wanted(in_force, &view);
         let (wanted, left_out) = in_turns(wanted, self.lanes_max);
         self.report_left_out(&left_out, lanes);
@@ -266,7 +266,7 @@ impl LanePlacement {
             }
             ended => {
                 tracing::warn!(%lane, "{ended}; it is taken again if it is still ours");
-                lanes.ended.insert(lane, *self.heard.beats.borrow());
+                lanes.ended.insert(lane, *self.feed.beats.borrow());
             }
         }
     }
@@ -336,7 +336,7 @@ impl LanePlacement {
         let around = LaneEnvironment { cut: cut.clone(), ..self.around.clone() };
         let hand_over = LaneHandover {
             lane: lane.clone(),
-            heard: self.heard.clone(),
+            feed: self.feed.clone(),
             around: around.clone(),
             grace: self.grace,
             stop: stop.clone(),

@@ -100,7 +100,7 @@ impl SagaRpc {
 macro_rules! saga_service {
     (
         answers { $($method:ident($request:ident) -> $response:ident = $handler:path;)+ }
-        streams { $($stream:ident $streaming:ident($asked:ident) -> $part:ident = $source:path;)+ }
+        streams { $($stream:ident $streaming:ident($stream_request:ident) -> $part:ident = $source:path;)+ }
     ) => {
         #[tonic::async_trait]
         impl SagaService for SagaRpc {
@@ -116,7 +116,7 @@ macro_rules! saga_service {
 
             async fn $streaming(
                 &self,
-                request: Request<v1::$asked>,
+                request: Request<v1::$stream_request>,
             ) -> Result<Response<Self::$stream>, Status> {
                 let caller = SagaCaller::of(&request)?;
                 $source(&self.0, &caller, request.into_inner()).await.map(Response::new)

@@ -189,10 +189,10 @@ impl SagaLaneOwner {
         let (to, brought) = mpsc::channel(64);
         let (to_verbs, verbs) = mpsc::channel(16);
         let mut tasks = JoinSet::new();
-        let (relay, words) = mpsc::unbounded_channel();
+        let (relay, messages) = mpsc::unbounded_channel();
         let (commands, ordered) = mpsc::unbounded_channel();
         let (answers, answered) = mpsc::unbounded_channel();
-        let outgoing = Relay { rows: Arc::clone(&rows), words, commands };
+        let outgoing = Relay { rows: Arc::clone(&rows), messages, commands };
         tasks.spawn(outgoing.run());
         let (gateway, of_lane) = (Arc::clone(&lane.gateway), Arc::clone(&rows));
         let commands = CommandSubmitter { rows: of_lane, gateway, ordered, answered: answers };
@@ -206,7 +206,7 @@ impl SagaLaneOwner {
             let label = in_force.source_label(&lane.tenant, &lane.saga, &source);
             let reading = rows.around().metrics.readings.source(label.0, &label.1);
             sources.push(SourceState::new(source.clone(), stream, &rows.lane, reading));
-            let (reader, words) = mpsc::channel(4);
+            let (reader, commands) = mpsc::channel(4);
             readers.push(reader);
             // Only aggregates need a start: results and verbs from before this lane existed belong to none of its instances.
             let since = lane.since.filter(|_| matches!(source, ConsumerSource::Aggregate(_)));
@@ -221,7 +221,7 @@ impl SagaLaneOwner {
                 since,
                 to: if is_of_verbs { to_verbs.clone() } else { to.clone() },
                 share,
-                words,
+                commands,
                 stop: stop.clone(),
             };
             tasks.spawn(reading.run());
@@ -304,7 +304,7 @@ impl SagaLaneOwner {
             let rests = !self.blocked.is_empty() || self.shared.rows.backlog().is_full();
             self.shares.iter().for_each(|share| share.rest(rests));
             let (next_timer, next_note) = (self.timers.next_wait(), self.next_note());
-            let next_tell = self.starved.next_tell();
+            let next_report = self.starved.next_report();
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return Ok(()),
@@ -326,7 +326,7 @@ impl SagaLaneOwner {
                 },
                 () = self.starved.retry_due() => self.retry_starved(),
                 () = self.shared.rows.backlog().eased() => self.timers.look(),
-                () = tokio::time::sleep(next_tell.unwrap_or_default()), if next_tell.is_some() => {
+                () = tokio::time::sleep(next_report.unwrap_or_default()), if next_report.is_some() => {
                     self.publish_starvation().await?;
                 }
                 () = wake.notified() => self.timers.look(),

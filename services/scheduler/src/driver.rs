@@ -176,10 +176,10 @@ pub fn start(
     let (answered, answers) = mpsc::channel(COMMITS_IN_FLIGHT_MAX);
     let storage_back = Arc::new(Notify::new());
     let (commits, link) = commit_link::start(store.clone(), answered, Arc::clone(&storage_back));
-    let (tell_replicas, replicas) = watch::channel(Vec::new());
+    let (replicas_sender, replicas) = watch::channel(Vec::new());
     let handle = Handle { events: sender, replicas, log_reads: LogReadClient::default() };
     let driver =
-        Driver::new(config, store.clone(), handle.clone(), commits, tell_replicas, metrics, readiness);
+        Driver::new(config, store.clone(), handle.clone(), commits, replicas_sender, metrics, readiness);
     let (again, identity) = (handle.clone(), config.identity.clone());
     let held = readiness.condition("lease");
     let task = async move {
@@ -201,14 +201,14 @@ impl Driver {
         store: FlowStoreClient,
         handle: Handle,
         commits: CommitSender,
-        tell_replicas: watch::Sender<Vec<String>>,
+        replicas_sender: watch::Sender<Vec<String>>,
         metrics: Arc<Metrics>,
         readiness: &Readiness,
     ) -> Self {
         Self {
             me: config.identity.clone(),
             replicas: Vec::new(),
-            replicas_sender: tell_replicas,
+            replicas_sender,
             store,
             handle,
             commits,

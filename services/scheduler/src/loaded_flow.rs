@@ -64,10 +64,10 @@ pub struct LoadedFlow {
     pub stops: Vec<Stop>,
     /// Other flows that it waits for.
     pub awaited_flows: BTreeSet<FlowId>,
-    /// Questions about other flows that were not answered yet.
-    pub questions: usize,
+    /// Queries of other flows that were not answered yet.
+    pub open_queries: usize,
     /// The status queries must be repeated once they are answered.
-    pub ask_again: bool,
+    pub query_again: bool,
     /// Number of the reading that the flow waits for while it is being loaded.
     pub reading: u64,
     /// Time at which the flow is due.
@@ -104,8 +104,8 @@ impl LoadedFlow {
             placed: HashMap::new(),
             stops: Vec::new(),
             awaited_flows: BTreeSet::new(),
-            questions: 0,
-            ask_again: false,
+            open_queries: 0,
+            query_again: false,
             reading: 0,
             due: None,
             awaited: None,
@@ -135,7 +135,7 @@ impl LoadedFlow {
     pub fn is_quiet(&self) -> bool {
         self.inputs.is_empty()
             && self.committing.is_empty()
-            && self.questions == 0
+            && self.open_queries == 0
             && !self.touched
             && !self.reload
     }
@@ -202,7 +202,7 @@ impl LoadedFlow {
         self.placed.clear();
         self.stops.clear();
         self.awaited_flows.clear();
-        self.ask_again = false;
+        self.query_again = false;
         self.due = None;
         self.reload = false;
         self.touched = false;

@@ -15,7 +15,7 @@ use tokio::sync::{Notify, Semaphore, oneshot};
 use crate::report_streams::ReportStreamId;
 
 /// Queries that are open at once. Others wait for their turn.
-pub const ASKS_AT_ONCE_MAX: usize = 16;
+pub const READS_AT_ONCE_MAX: usize = 16;
 /// How long an answer may take, the wait for the turn included.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -62,7 +62,7 @@ struct LogReadEntry {
 
 impl Default for LogReadClient {
     fn default() -> Self {
-        let turns = Semaphore::new(ASKS_AT_ONCE_MAX);
+        let turns = Semaphore::new(READS_AT_ONCE_MAX);
         Self(Arc::new(LogReadClientInner { table: Mutex::default(), turns, unsent: Notify::new() }))
     }
 }
@@ -73,14 +73,14 @@ impl LogReadClient {
     /// # Errors
     /// The reason why the piece could not be read.
     pub async fn read(&self, request: LogPieceRequest) -> Result<LogPiece, LogRefusal> {
-        let asking = async {
+        let reading = async {
             // Never closed.
             let _turn = self.0.turns.acquire().await.ok()?;
-            let (_asked, answer) = self.open(request);
+            let (_guard, answer) = self.open(request);
             answer.await.ok().flatten()?.result
         };
         let secs = PATIENCE.as_secs();
-        match tokio::time::timeout(PATIENCE, asking).await {
+        match tokio::time::timeout(PATIENCE, reading).await {
             Ok(Some(log_reading::Result::Piece(piece))) => Ok(piece),
             Ok(Some(log_reading::Result::Refusal(refusal))) => Err(refusal),
             Ok(None) => Err(unreachable("the supervisor's answer is empty".to_owned())),
@@ -145,7 +145,7 @@ impl LogReadClient {
         table.open.insert(query_id, LogReadEntry { query, link: None, answer });
         table.unsent.insert(query_id);
         self.0.unsent.notify_one();
-        (LogReadGuard { asks: self.clone(), query_id }, receiver)
+        (LogReadGuard { client: self.clone(), query_id }, receiver)
     }
 
     fn table(&self) -> MutexGuard<'_, LogReadTable> {
@@ -163,13 +163,13 @@ impl LogReadTable {
 
 /// Open query; closed on drop.
 struct LogReadGuard {
-    asks: LogReadClient,
+    client: LogReadClient,
     query_id: u64,
 }
 
 impl Drop for LogReadGuard {
     fn drop(&mut self) {
-        self.asks.table().close(self.query_id);
+        self.client.table().close(self.query_id);
     }
 }
 
@@ -194,21 +194,21 @@ mod tests {
     }
 
     /// Returns the queries that would be sent over a link.
-    fn sent(asks: &LogReadClient, link: u64) -> Vec<LogQuery> {
+    fn sent(client: &LogReadClient, link: u64) -> Vec<LogQuery> {
         let mut queries = Vec::new();
-        asks.send_unsent(|query| {
+        client.send_unsent(|query| {
             queries.push(query);
             Some(ReportStreamId(link))
         });
         queries
     }
 
-    async fn next_sent(asks: &LogReadClient, link: u64) -> LogQuery {
+    async fn next_sent(client: &LogReadClient, link: u64) -> LogQuery {
         loop {
-            if let Some(query) = sent(asks, link).pop() {
+            if let Some(query) = sent(client, link).pop() {
                 return query;
             }
-            asks.unsent().await;
+            client.unsent().await;
         }
     }
 
@@ -220,58 +220,58 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_answer_reaches_who_asked_also_over_another_stream() {
-        let asks = LogReadClient::default();
+        let client = LogReadClient::default();
         let reading = tokio::spawn({
-            let asks = asks.clone();
-            async move { asks.read(request(5)).await }
+            let client = client.clone();
+            async move { client.read(request(5)).await }
         });
-        asks.unsent().await;
-        asks.send_unsent(|_| None);
-        let query = next_sent(&asks, 1).await;
+        client.unsent().await;
+        client.send_unsent(|_| None);
+        let query = next_sent(&client, 1).await;
         assert_eq!((query.context_id, query.runner_id, query.offset, query.limit), (1, 4, 5, 9));
-        assert!(sent(&asks, 1).is_empty(), "once");
-        asks.stream_lost(ReportStreamId(2));
-        assert!(sent(&asks, 3).is_empty(), "it went over another one");
-        asks.stream_lost(ReportStreamId(1));
-        assert_eq!(next_sent(&asks, 2).await, query);
-        asks.answered(piece(query.query_id + 1));
-        asks.answered(piece(query.query_id));
+        assert!(sent(&client, 1).is_empty(), "once");
+        client.stream_lost(ReportStreamId(2));
+        assert!(sent(&client, 3).is_empty(), "it went over another one");
+        client.stream_lost(ReportStreamId(1));
+        assert_eq!(next_sent(&client, 2).await, query);
+        client.answered(piece(query.query_id + 1));
+        client.answered(piece(query.query_id));
         assert_eq!(reading.await.expect("no panic").expect("a piece").offset, query.query_id);
-        asks.answered(piece(query.query_id));
+        client.answered(piece(query.query_id));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn nobody_waits_for_ever_and_few_ask_at_once() {
-        let asks = LogReadClient::default();
+    async fn no_reader_waits_for_ever_and_few_read_at_once() {
+        let client = LogReadClient::default();
         let mut reading = tokio::task::JoinSet::new();
-        for offset in 0..ASKS_AT_ONCE_MAX as u64 + 1 {
-            let asks = asks.clone();
-            reading.spawn(async move { asks.read(request(offset)).await });
+        for offset in 0..READS_AT_ONCE_MAX as u64 + 1 {
+            let client = client.clone();
+            reading.spawn(async move { client.read(request(offset)).await });
         }
-        asks.unsent().await;
-        let first = next_sent(&asks, 1).await;
-        assert_eq!(asks.table().open.len(), ASKS_AT_ONCE_MAX);
-        asks.answered(piece(first.query_id));
+        client.unsent().await;
+        let first = next_sent(&client, 1).await;
+        assert_eq!(client.table().open.len(), READS_AT_ONCE_MAX);
+        client.answered(piece(first.query_id));
         assert!(reading.join_next().await.expect("one").expect("no panic").is_ok());
-        next_sent(&asks, 1).await;
-        for _ in 0..ASKS_AT_ONCE_MAX {
+        next_sent(&client, 1).await;
+        for _ in 0..READS_AT_ONCE_MAX {
             let refusal = reading.join_next().await.expect("one").expect("no panic").expect_err("no answer");
             assert_eq!(refusal.reason(), LogGapReason::Unreachable);
             assert_eq!(refusal.detail, "no answer came from the supervisor within 10 s");
         }
-        assert!(asks.table().open.is_empty() && asks.table().unsent.is_empty(), "nothing is left");
+        assert!(client.table().open.is_empty() && client.table().unsent.is_empty(), "nothing is left");
     }
 
     #[tokio::test]
     async fn who_goes_away_leaves_nothing() {
-        let asks = LogReadClient::default();
+        let client = LogReadClient::default();
         let reading = tokio::spawn({
-            let asks = asks.clone();
-            async move { asks.read(request(0)).await }
+            let client = client.clone();
+            async move { client.read(request(0)).await }
         });
-        asks.unsent().await;
+        client.unsent().await;
         reading.abort();
         assert!(reading.await.expect_err("ended").is_cancelled());
-        assert!(sent(&asks, 1).is_empty());
+        assert!(sent(&client, 1).is_empty());
     }
 }

@@ -26,7 +26,7 @@ pub struct MessageIds {
 struct MessageIdBlock {
     next: u32,
     end: u32,
-    asked: bool,
+    requested: bool,
 }
 
 impl MessageIdBlock {
@@ -42,7 +42,7 @@ pub enum MessageIdSupply {
     /// There are enough ids.
     Enough,
     /// There are too few ids, and the caller must request a block now.
-    Ask,
+    Request,
     /// There are too few ids, and a block was requested.
     Wait,
 }
@@ -71,21 +71,27 @@ impl MessageIds {
         if block.is_enough() {
             return MessageIdSupply::Enough;
         }
-        if std::mem::replace(&mut block.asked, true) { MessageIdSupply::Wait } else { MessageIdSupply::Ask }
+        if std::mem::replace(&mut block.requested, true) {
+            MessageIdSupply::Wait
+        } else {
+            MessageIdSupply::Request
+        }
     }
 
     /// A reservation was answered; the rest of the block before is given up.
     pub fn add(&mut self, caller: ContextCaller, first: u32) {
         if self.blocks.len() >= BLOCKS_MAX {
-            self.blocks.retain(|_, block| block.asked);
+            self.blocks.retain(|_, block| block.requested);
         }
-        self.blocks
-            .insert(caller, MessageIdBlock { next: first, end: first.saturating_add(BLOCK), asked: false });
+        self.blocks.insert(
+            caller,
+            MessageIdBlock { next: first, end: first.saturating_add(BLOCK), requested: false },
+        );
     }
 
     /// Notes that a reservation failed, so that it may be requested again.
     pub fn failed(&mut self, caller: ContextCaller) {
-        self.blocks.entry(caller).or_default().asked = false;
+        self.blocks.entry(caller).or_default().requested = false;
     }
 
     /// The next id. The caller made sure that there is one with [`MessageIds::supply`].
@@ -105,9 +111,9 @@ mod tests {
     #[test]
     fn blocks_of_very_many_callers_go_and_those_that_were_asked_for_stay() {
         let (mut ids, waiting) = (MessageIds::default(), (ContextId(1), ActorId(0)));
-        assert_eq!(ids.supply(waiting), MessageIdSupply::Ask);
+        assert_eq!(ids.supply(waiting), MessageIdSupply::Request);
         for caller in (1..=3 * 4096).map(|actor| (ContextId(1), ActorId(actor))) {
-            assert_eq!(ids.supply(caller), MessageIdSupply::Ask);
+            assert_eq!(ids.supply(caller), MessageIdSupply::Request);
             ids.add(caller, 1);
             assert_eq!(ids.supply(caller), MessageIdSupply::Enough);
             assert!(ids.blocks.len() <= BLOCKS_MAX);
@@ -120,7 +126,7 @@ mod tests {
         let mut ids = MessageIds::default();
         let caller = (ContextId(1), ActorId(1));
         assert!(!ids.has_enough(caller));
-        assert_eq!(ids.supply(caller), MessageIdSupply::Ask);
+        assert_eq!(ids.supply(caller), MessageIdSupply::Request);
         assert_eq!(ids.supply(caller), MessageIdSupply::Wait);
         ids.add(caller, 100);
         assert!(ids.has_enough(caller));
@@ -129,6 +135,6 @@ mod tests {
         for _ in 2..=BLOCK - STEP_MAX {
             ids.take(caller);
         }
-        assert_eq!(ids.supply(caller), MessageIdSupply::Ask);
+        assert_eq!(ids.supply(caller), MessageIdSupply::Request);
     }
 }

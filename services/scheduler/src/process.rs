@@ -11,7 +11,7 @@ use crate::commit_link::COMMITS_IN_FLIGHT_MAX;
 use crate::config::Config;
 use crate::loaded_flow::STEP_NODES_MAX;
 use crate::loader::LOADS_MAX;
-use crate::log_reads::ASKS_AT_ONCE_MAX;
+use crate::log_reads::READS_AT_ONCE_MAX;
 use crate::rpc::{INTERNAL_POLICY, PUBLIC_POLICY};
 
 /// Where the scheduler finds what it needs.
@@ -49,7 +49,7 @@ impl service::App for App {
             ("step_nodes_max", STEP_NODES_MAX as u64),
             ("commits_in_flight_max", COMMITS_IN_FLIGHT_MAX as u64),
             ("loads_at_once_max", LOADS_MAX as u64),
-            ("log_asks_at_once_max", ASKS_AT_ONCE_MAX as u64),
+            ("log_asks_at_once_max", READS_AT_ONCE_MAX as u64),
         ])
     }
 

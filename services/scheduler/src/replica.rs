@@ -108,13 +108,13 @@ async fn join(
     let hello = JoinHello { name, owner: owner.to_string(), address, again };
     // The channel is empty: there is room.
     let _ = requests.send(JoinRequest { hello: Some(hello) }).await;
-    let mut news = store.join(ReceiverStream::new(outgoing)).await?.into_inner();
+    let mut answers = store.join(ReceiverStream::new(outgoing)).await?.into_inner();
     let mut beats = tokio::time::interval_at(tokio::time::Instant::now() + BEAT, BEAT);
     beats.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut pulse: Option<oneshot::Receiver<()>> = None;
     loop {
         tokio::select! {
-            answer = news.message() => {
+            answer = answers.message() => {
                 let answer = answer?.ok_or_else(|| Status::unavailable("storage ended the stream"))?;
                 if !std::mem::replace(joined, true) {
                     held.met();
@@ -136,7 +136,7 @@ async fn join(
             () = stop.cancelled() => {
                 // Storage ends the lease when it sees the end of our half, and then the stream.
                 drop(requests);
-                while news.message().await?.is_some() {}
+                while answers.message().await?.is_some() {}
                 return Ok(());
             }
         }

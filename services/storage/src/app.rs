@@ -44,20 +44,20 @@ pub struct App {
 
 impl App {
     pub(crate) async fn new(config: Config, deps: Deps) -> Result<Self, StorageStartError> {
-        let Config { layout, durability: asked, lease, addresses, quotas } = config;
+        let Config { layout, durability: requested, lease, addresses, quotas } = config;
         layout::check(layout, &deps.kv).await?;
-        let (confirmation, servers) = Confirmation::of(asked, &deps.kv).await?;
+        let (confirmation, servers) = Confirmation::of(requested, &deps.kv).await?;
         let store =
             Store::open(deps.kv, layout, confirmation, quotas).await.map_err(|error| match error {
                 Error::Store(error) if error.is_connection_trouble() => StorageStartError::Unreachable(error),
                 error => StorageStartError::Unusable(Box::new(error)),
             })?;
-        let promises: BTreeSet<String> = servers.iter().map(|server| server.guarantee(asked)).collect();
+        let promises: BTreeSet<String> = servers.iter().map(|server| server.guarantee(requested)).collect();
         let promises: Vec<String> = promises.into_iter().collect();
         let notices = OperatorNotices::default();
         notices.notice(DURABILITY).set(Some(&promises.join("; ")));
-        for doubt in servers.iter().filter_map(|server| server.shortfall(asked)) {
-            match asked {
+        for doubt in servers.iter().filter_map(|server| server.shortfall(requested)) {
+            match requested {
                 // `fast` promises no more than this; the line is for those who expect more.
                 Durability::Fast => tracing::info!("{doubt}"),
                 _ => tracing::warn!("{doubt}"),

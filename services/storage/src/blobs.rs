@@ -28,7 +28,7 @@ const OUTPUT_MORE: Duration = Duration::from_secs((limits::OUTPUT_IDLE_SECS - li
 /// Attempts to write a blob that a sweep removes at the same moment.
 const PUT_TRIES: u32 = 3;
 /// Contexts that one command reads.
-const CONTEXTS_ASKED: usize = 256;
+const CONTEXTS_READ: usize = 256;
 /// Blobs that are looked for in one round trip.
 const BLOBS_LOOKED_FOR: usize = 1000;
 
@@ -59,7 +59,7 @@ fn chunk_at(offset: u64) -> Result<u32> {
 
 fn check_size(size: u64) -> Result<()> {
     if size > FILE_BYTES_MAX as u64 {
-        return Err(Error::Limit { limit: "bytes of a blob", max: FILE_BYTES_MAX as u64, asked: size });
+        return Err(Error::Limit { limit: "bytes of a blob", max: FILE_BYTES_MAX as u64, requested: size });
     }
     Ok(())
 }
@@ -70,11 +70,11 @@ impl Store {
         &self,
         context: ContextId,
         bytes: &[u8],
-        deed: &AuditRecord,
+        audit_record: &AuditRecord,
         now: Timestamp,
     ) -> Result<BlobRef> {
         let tenant = self.tenant(context).await?;
-        self.put(&tenant, None, BlobHash::of(bytes), bytes, Some(deed), now).await
+        self.put(&tenant, None, BlobHash::of(bytes), bytes, Some(audit_record), now).await
     }
 
     /// Keeps a script that `asker` submits, which is too long for a job's record.
@@ -86,15 +86,15 @@ impl Store {
         now: Timestamp,
     ) -> Result<BlobRef> {
         if script.len() > SCRIPT_BYTES_MAX {
-            let asked = script.len() as u64;
-            return Err(Error::Limit { limit: "bytes of a script", max: SCRIPT_BYTES_MAX as u64, asked });
+            let requested = script.len() as u64;
+            return Err(Error::Limit { limit: "bytes of a script", max: SCRIPT_BYTES_MAX as u64, requested });
         }
         let (tenant, record) = self.context(context).await?;
         let actor = asker.actor()?;
         permission::allow(&record, actor, ContextAction::PutBlob)?;
         let hash = BlobHash::of(script.as_bytes());
-        let deed = AuditRecord::of(Some(actor), ContextAction::PutBlob, format_args!("blob {hash}"));
-        self.put(&tenant, None, hash, script.as_bytes(), Some(&deed), now).await
+        let audit_record = AuditRecord::of(Some(actor), ContextAction::PutBlob, format_args!("blob {hash}"));
+        self.put(&tenant, None, hash, script.as_bytes(), Some(&audit_record), now).await
     }
 
     /// Stores one piece. With the last one, the whole blob is checked and made visible.
@@ -231,7 +231,7 @@ impl Store {
         uid: Option<ContextUid>,
         hash: BlobHash,
         bytes: &[u8],
-        deed: Option<&AuditRecord>,
+        audit_record: Option<&AuditRecord>,
         now: Timestamp,
     ) -> Result<BlobRef> {
         let size = bytes.len() as u64;
@@ -240,7 +240,7 @@ impl Store {
         let room = self.blob_room(tenant).await?;
         let mut tries = 1;
         let total = loop {
-            match put_once(tenant, uid, (hash, bytes), room, deed, now).await {
+            match put_once(tenant, uid, (hash, bytes), room, audit_record, now).await {
                 // The chunk existed and has just been swept.
                 Err(error) if error.code() == Some("CHUNK_MISSING") && tries < PUT_TRIES => tries += 1,
                 result => break result?,
@@ -256,8 +256,8 @@ impl Store {
         let max = self.quotas().of(Quota::ContextBlobBytes);
         let of_context = BlobQuota { quota: Quota::ContextBlobBytes, max, others: 0 };
         let (keys, connection) = (self.keys(), self.connection());
-        let ask = Cmd::new("HGET").arg(&keys.context_creators()).arg(tenant.id.0);
-        let Some(creator) = connection.cmd(ask).await?.optional_text()? else { return Ok(of_context) };
+        let query = Cmd::new("HGET").arg(&keys.context_creators()).arg(tenant.id.0);
+        let Some(creator) = connection.cmd(query).await?.optional_text()? else { return Ok(of_context) };
         let creator: ActorId = match creator.parse() {
             Ok(creator) => creator,
             Err(_) => return Ok(of_context),
@@ -265,9 +265,9 @@ impl Store {
         let mut ids = connection.cmd(Cmd::new("SMEMBERS").arg(&keys.contexts_of(creator))).await?.texts()?;
         ids.retain(|id| *id != tenant.id.to_string());
         let mut others = 0_u64;
-        for ids in ids.chunks(CONTEXTS_ASKED) {
-            let ask = Cmd::new("HMGET").arg(&keys.blob_bytes()).args(ids);
-            for bytes in connection.cmd(ask).await?.array()? {
+        for ids in ids.chunks(CONTEXTS_READ) {
+            let query = Cmd::new("HMGET").arg(&keys.blob_bytes()).args(ids);
+            for bytes in connection.cmd(query).await?.array()? {
                 others = others.saturating_add(bytes.uint().unwrap_or_default());
             }
         }
@@ -303,9 +303,9 @@ impl BlobQuota {
         self.max.saturating_sub(self.others)
     }
 
-    /// Quota error for a change that would bring the context to `asked` bytes.
-    const fn beyond(&self, asked: u64) -> Error {
-        Error::Quota { quota: self.quota, max: self.max, asked: asked.saturating_add(self.others) }
+    /// Quota error for a change that would bring the context to `requested` bytes.
+    const fn beyond(&self, requested: u64) -> Error {
+        Error::Quota { quota: self.quota, max: self.max, requested: requested.saturating_add(self.others) }
     }
 }
 
@@ -315,7 +315,7 @@ async fn put_once(
     uid: Option<ContextUid>,
     (hash, bytes): (BlobHash, &[u8]),
     room: BlobQuota,
-    deed: Option<&AuditRecord>,
+    audit_record: Option<&AuditRecord>,
     now: Timestamp,
 ) -> Result<u64> {
     let key = tenant.keys.blob(hash);
@@ -336,7 +336,7 @@ async fn put_once(
     touched.extend(chunks.iter().map(|(key, _)| key.as_str()));
     // A service puts only outputs of jobs, whose reports may be late.
     let since = if uid.is_some() { now + OUTPUT_MORE } else { now };
-    let call = tenant.begin_by(deed, &scripts::PUT_BLOB, &touched, uid, now).named(kv::named![
+    let call = tenant.begin_by(audit_record, &scripts::PUT_BLOB, &touched, uid, now).named(kv::named![
         hash: &hash.to_string(),
         size: bytes.len(),
         idle_since: &since.to_string(),
@@ -345,7 +345,7 @@ async fn put_once(
     ]);
     match tenant.call(call).await {
         Ok(total) => Ok(total.uint()?),
-        Err(Error::Quota { asked, .. }) => Err(room.beyond(asked)),
+        Err(Error::Quota { requested, .. }) => Err(room.beyond(requested)),
         Err(error) => Err(error),
     }
 }
@@ -361,9 +361,9 @@ async fn is_there(tenant: &TenantStore, key: &str, size: u64, room: BlobQuota) -
         return Ok(true);
     }
     let bytes = if bytes.is_nil() { 0 } else { bytes.uint()? };
-    let asked = bytes.saturating_add(size);
-    if asked > room.here() {
-        return Err(room.beyond(asked));
+    let requested = bytes.saturating_add(size);
+    if requested > room.here() {
+        return Err(room.beyond(requested));
     }
     Ok(false)
 }

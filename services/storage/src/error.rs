@@ -79,24 +79,24 @@ pub(crate) enum Error {
         resume: EventPosition,
     },
     /// A named limit.
-    #[error("{limit} is at most {max}, not {asked}")]
+    #[error("{limit} is at most {max}, not {requested}")]
     Limit {
         /// Name of the limit.
         limit: &'static str,
         /// Value of the limit.
         max: u64,
         /// Requested value.
-        asked: u64,
+        requested: u64,
     },
     /// An actor or a context would have more than it may.
-    #[error("{} is {max}, and this would be {asked}: {}", quota.name(), quota.remedy())]
+    #[error("{} is {max}, and this would be {requested}: {}", quota.name(), quota.remedy())]
     Quota {
         /// Quota that would be exceeded.
         quota: Quota,
         /// How much there may be.
         max: u64,
         /// How much there would be.
-        asked: u64,
+        requested: u64,
     },
     /// No more ids of a kind.
     #[error("{message}")]
@@ -255,7 +255,7 @@ fn beyond(message: &str) -> Option<Error> {
     let mut next = || parts.next();
     let name = next()?;
     let quota = *Quota::ALL.iter().find(|quota| quota.name() == name)?;
-    Some(Error::Quota { quota, max: next()?.parse().ok()?, asked: next()?.parse().ok()? })
+    Some(Error::Quota { quota, max: next()?.parse().ok()?, requested: next()?.parse().ok()? })
 }
 
 /// Maximum number of contexts that a message names.
@@ -269,8 +269,8 @@ fn named(contexts: &[ContextId]) -> String {
     }
 }
 
-fn limit(limit: &'static str, max: usize, asked: &str) -> Error {
-    Error::Limit { limit, max: max as u64, asked: asked.parse().unwrap_or_default() }
+fn limit(limit: &'static str, max: usize, requested: &str) -> Error {
+    Error::Limit { limit, max: max as u64, requested: requested.parse().unwrap_or_default() }
 }
 
 impl From<AccessDenied> for Error {

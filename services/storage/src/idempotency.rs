@@ -32,7 +32,7 @@ impl IdempotencyKey {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct CreationRequest<'a> {
     /// Audit record of the request, with the actor that makes it.
-    pub(crate) deed: &'a AuditRecord,
+    pub(crate) audit_record: &'a AuditRecord,
     /// Redis key under which the request is remembered.
     pub(crate) key: Option<&'a str>,
     /// The request, when it may be repeated.

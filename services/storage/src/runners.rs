@@ -41,11 +41,11 @@ impl Store {
             let mut touched = vec![tenant.keys.runner(id), tenant.keys.runners()];
             touched.extend(request.map(|request| tenant.keys.request(actor, &request.id)));
             let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
-            let deed =
+            let audit_record =
                 AuditRecord::of(Some(actor), ContextAction::RegisterRunner, format_args!("runner {id}"))
                     .with_request_id(request);
             let call = tenant
-                .begin_by(Some(&deed), &scripts::PUT_RUNNER, &touched, Some(context.uid), now)
+                .begin_by(Some(&audit_record), &scripts::PUT_RUNNER, &touched, Some(context.uid), now)
                 .named(kv::named![
                     context_revision: context.revision.0,
                     runner: id.0,
@@ -96,16 +96,16 @@ impl Store {
             permission::allow(&context, actor, change.action())?;
             let (runner, runners) = (tenant.keys.runner(id), tenant.keys.runners());
             let deleted = tenant.keys.runners_deleted();
-            let asked = request.map(|request| tenant.keys.request(actor, &request.id));
+            let request_key = request.map(|request| tenant.keys.request(actor, &request.id));
             let mut touched = scripts::CHANGE_RUNNER
                 .keys([("runner", &runner), ("runners", &runners), ("runners_deleted", &deleted)])
                 .to_vec();
-            touched.extend(asked.as_deref());
+            touched.extend(request_key.as_deref());
             let values = change.values(id, now);
-            let deed = AuditRecord::of(Some(actor), change.action(), format_args!("runner {id}"))
+            let audit_record = AuditRecord::of(Some(actor), change.action(), format_args!("runner {id}"))
                 .with_request_id(request);
             let call = tenant
-                .begin_by(Some(&deed), &scripts::CHANGE_RUNNER, &touched, Some(context.uid), now)
+                .begin_by(Some(&audit_record), &scripts::CHANGE_RUNNER, &touched, Some(context.uid), now)
                 .named(kv::named![
                     context_revision: context.revision.0,
                     runner: id.0,
@@ -179,13 +179,13 @@ impl Store {
 
     /// The runners of a context, in order; with those that were deleted and may still be kept, or without.
     pub(crate) async fn runner_ids(&self, tenant: &TenantStore, with_deleted: bool) -> Result<Vec<RunnerId>> {
-        let mut asked = Pipeline::new();
-        asked.cmd(Cmd::new("SMEMBERS").arg(&tenant.keys.runners()));
+        let mut pipeline = Pipeline::new();
+        pipeline.cmd(Cmd::new("SMEMBERS").arg(&tenant.keys.runners()));
         if with_deleted {
-            asked.cmd(Cmd::new("ZRANGE").arg(&tenant.keys.runners_deleted()).arg(0).arg(-1));
+            pipeline.cmd(Cmd::new("ZRANGE").arg(&tenant.keys.runners_deleted()).arg(0).arg(-1));
         }
         let mut ids: Vec<RunnerId> = Vec::new();
-        for answer in tenant.connection.pipeline(&asked).await? {
+        for answer in tenant.connection.pipeline(&pipeline).await? {
             ids.extend(answer?.texts()?.iter().filter_map(|id| id.parse::<RunnerId>().ok()));
         }
         ids.sort_unstable();

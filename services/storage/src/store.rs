@@ -262,8 +262,8 @@ impl Store {
             return Ok(known);
         }
         // No request may open a connection for a context that does not exist.
-        let ask = Cmd::new("SISMEMBER").arg(&self.0.keys.contexts()).arg(id.0);
-        if self.refuses_id(id).is_some() || self.0.connection.cmd(ask).await?.int()? == 0 {
+        let query = Cmd::new("SISMEMBER").arg(&self.0.keys.contexts()).arg(id.0);
+        if self.refuses_id(id).is_some() || self.0.connection.cmd(query).await?.int()? == 0 {
             return Err(Error::not_found("context", id));
         }
         Ok(self.tenant_unchecked(id))

@@ -140,14 +140,14 @@ impl TenantStore {
 
     /// Some of the blobs that were idle at this moment already.
     async fn idle_blobs(&self, since: Timestamp) -> Result<Vec<String>> {
-        let ask = Cmd::new("ZRANGEBYSCORE").arg(&self.blob_idle).arg("-inf").arg(&since.to_string());
-        Ok(self.connection.cmd(ask.arg("LIMIT").arg(0).arg(BLOBS_MAX)).await?.texts()?)
+        let query = Cmd::new("ZRANGEBYSCORE").arg(&self.blob_idle).arg("-inf").arg(&since.to_string());
+        Ok(self.connection.cmd(query.arg("LIMIT").arg(0).arg(BLOBS_MAX)).await?.texts()?)
     }
 
     /// When the blob that is idle for longest comes of age.
     async fn next_idle(&self) -> Result<Option<Timestamp>> {
-        let ask = Cmd::new("ZRANGE").arg(&self.blob_idle).arg(0).arg(0).arg("WITHSCORES");
-        let oldest = scored_texts(self.connection.cmd(ask).await?)?;
+        let query = Cmd::new("ZRANGE").arg(&self.blob_idle).arg(0).arg(0).arg("WITHSCORES");
+        let oldest = scored_texts(self.connection.cmd(query).await?)?;
         let Some((_, since)) = oldest.first() else { return Ok(None) };
         let since: f64 = since.parse().unwrap_or_default();
         Ok(Duration::try_from_secs_f64(since).ok().map(|since| Timestamp::default() + since + BLOB_IDLE))

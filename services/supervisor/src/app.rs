@@ -251,14 +251,14 @@ async fn serve_bus(
         let coordinators = accepting.coordinators.clone();
         PeerEndpoint { handler, guard: Arc::new(CoordinatorNodeGuard { conversation, coordinators, node }) }
     };
-    let mut standing = bus.status();
+    let mut bus_status = bus.status();
     let peers = BusPeers::new(bus, Arc::new(accept));
     supervisor.coordinators.set_bus(peers.clone());
     // No message arrives before the bus was up once, and then it knows its node. A daemon may come back as another node.
     let mut known = None;
     let naming = async {
-        while let Ok(standing) = standing.wait_for(|now| now.node.is_some() && now.key() != known).await {
-            known = standing.key();
+        while let Ok(bus_status) = bus_status.wait_for(|now| now.node.is_some() && now.key() != known).await {
+            known = bus_status.key();
             known.iter().for_each(|key| supervisor.signer.add_name(key.to_string()));
         }
     };
@@ -299,9 +299,9 @@ mod tests {
         let here = EnvelopeSigner::with_replay_limits(sealer, vec![own.clone()], MEMORY);
         for n in 0..=MEMORY.roots_max {
             let stranger = Sealer::of_root(SigningKey::generate());
-            let said = stranger.seal(&own, b"{}", now, Duration::from_secs(60)).expect("JSON");
-            let heard = Conversation::new(Arc::clone(&here), Arc::new(|_| {})).verify(&said, now);
-            assert!(heard.is_ok(), "the {n}th root: {heard:?}");
+            let envelope = stranger.seal(&own, b"{}", now, Duration::from_secs(60)).expect("JSON");
+            let verified = Conversation::new(Arc::clone(&here), Arc::new(|_| {})).verify(&envelope, now);
+            assert!(verified.is_ok(), "the {n}th root: {verified:?}");
         }
     }
 }

@@ -46,7 +46,7 @@ impl Coordinators {
 
     /// Returns the status of the bus; the default before the bus was set.
     #[must_use]
-    pub fn bus_standing(&self) -> BusStatus {
+    pub fn bus_status(&self) -> BusStatus {
         let bus = self.0.bus.lock().unwrap_or_else(PoisonError::into_inner);
         bus.as_ref().map(|peers| peers.bus().status().borrow().clone()).unwrap_or_default()
     }

@@ -297,7 +297,7 @@ async fn pass_on(supervisor: &SupervisorState) {
             Ok(None) => backoff.reset(),
             Ok(Some((scope, command))) => {
                 backoff.reset();
-                tell(supervisor, &scope, &command).await;
+                send_command(supervisor, &scope, &command).await;
             }
             Err(error) => {
                 tracing::warn!(%error, "commands to types cannot be read now; retrying");
@@ -308,7 +308,7 @@ async fn pass_on(supervisor: &SupervisorState) {
 }
 
 /// Passes a command on, with retries: it is stored nowhere else any more. A command that arrives twice does no harm.
-async fn tell(supervisor: &SupervisorState, scope: &queue::ControlScope, command: &InstanceCommand) {
+async fn send_command(supervisor: &SupervisorState, scope: &queue::ControlScope, command: &InstanceCommand) {
     let mut backoff = RETRY;
     loop {
         match supervisor.queue.command(scope, command).await {

@@ -17,8 +17,8 @@ use service::OperatorNotice;
 use crate::metrics::Metrics;
 
 /// Notice to operators while no coordinator is named.
-const TAKES_NOBODY: &str = "takes no jobs of any coordinator, since none is named: start it with `--coordinator KEY`, or name \
-                            some in its policy. `mycora pki root` shows the key of a coordinator";
+const NO_COORDINATOR_NAMED: &str = "takes no jobs of any coordinator, since none is named: start it with `--coordinator KEY`, or \
+                                    name some in its policy. `mycora pki root` shows the key of a coordinator";
 
 /// Maximum size of a policy file.
 const FILE_BYTES_MAX: usize = 1024 * 1024;
@@ -310,7 +310,7 @@ impl Policy {
     #[must_use]
     pub fn intake_problem(&self) -> Option<&'static str> {
         let nobody = matches!(&self.0.admitted, DefaultCoordinators::Only(named) if named.is_empty());
-        (nobody && !self.rules().names_somebody()).then_some(TAKES_NOBODY)
+        (nobody && !self.rules().names_somebody()).then_some(NO_COORDINATOR_NAMED)
     }
 
     /// Returns the rules in force.
@@ -357,17 +357,17 @@ fn judge(path: &Path, text: &str) -> Result<PolicyRules, PolicyFileError> {
 
 /// Reloads the file for ever: when it changes, and at once on SIGHUP. The caller drops the future to end it.
 pub async fn keep(policy: Policy, metrics: Metrics, intake: OperatorNotice) {
-    tell(&policy, &intake);
+    report_intake(&policy, &intake);
     if policy.0.path.is_none() {
         return;
     }
-    let look = |asked| match policy.reload_if_changed() {
+    let look = |on_demand| match policy.reload_if_changed() {
         Ok(true) => {
             metrics.policy_read("taken");
             tracing::info!("the policy file was read and is in effect");
-            tell(&policy, &intake);
+            report_intake(&policy, &intake);
         }
-        Ok(false) if asked => tracing::info!("the policy file has not changed"),
+        Ok(false) if on_demand => tracing::info!("the policy file has not changed"),
         Ok(false) => {}
         Err(error) => {
             metrics.policy_read("refused");
@@ -379,7 +379,7 @@ pub async fn keep(policy: Policy, metrics: Metrics, intake: OperatorNotice) {
 }
 
 /// Notifies operators when no coordinator is named.
-fn tell(policy: &Policy, intake: &OperatorNotice) {
+fn report_intake(policy: &Policy, intake: &OperatorNotice) {
     let problem = policy.intake_problem();
     if let Some(problem) = problem {
         tracing::warn!("this supervisor {problem}");

@@ -104,7 +104,7 @@ pub async fn keep(
     let mut drains = supervisor.draining.changes();
     let mut look = tokio::time::interval(LOOK_INTERVAL);
     look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let mut told = Instant::now();
+    let mut announced = Instant::now();
     loop {
         let arrived = tokio::select! {
             _ = look.tick() => false,
@@ -124,9 +124,9 @@ pub async fn keep(
                 false
             }
         };
-        if changed || arrived || told.elapsed() >= ANNOUNCE_INTERVAL {
-            told = Instant::now();
-            tell(&supervisor).await;
+        if changed || arrived || announced.elapsed() >= ANNOUNCE_INTERVAL {
+            announced = Instant::now();
+            announce(&supervisor).await;
         }
     }
 }
@@ -183,7 +183,7 @@ async fn look_once(
     Ok(changed)
 }
 
-async fn tell(supervisor: &SupervisorState) {
+async fn announce(supervisor: &SupervisorState) {
     let (presence, left_out) = supervisor.presence.announcement();
     if left_out > 0 {
         tracing::warn!(
@@ -223,8 +223,8 @@ mod tests {
         };
         let view = PresenceView::default();
         assert!(view.set((1..=1003).map(instance).collect(), 0, false));
-        let (told, left_out) = view.announcement();
-        assert_eq!((told.instances.len(), left_out, view.now().instances.len()), (1000, 3, 1003));
-        assert_eq!(told.check(), Ok(()));
+        let (presence, left_out) = view.announcement();
+        assert_eq!((presence.instances.len(), left_out, view.now().instances.len()), (1000, 3, 1003));
+        assert_eq!(presence.check(), Ok(()));
     }
 }

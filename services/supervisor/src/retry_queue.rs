@@ -142,9 +142,9 @@ pub(crate) mod tests {
         assert!(held.due(start, 8).is_empty());
         let mut now = start + FIRST;
         assert_eq!((held.next_due(), held.len()), (Some(now), 3));
-        let told = held.due(now, 2);
-        assert_eq!((numbers(&told), held.next_due()), (vec![9, 10], None));
-        assert!(held.record_results(&[stuck], told, now).is_empty());
+        let events = held.due(now, 2);
+        assert_eq!((numbers(&events), held.next_due()), (vec![9, 10], None));
+        assert!(held.record_results(&[stuck], events, now).is_empty());
         assert_eq!(held.next_due(), Some(now + FIRST * 2), "it waits longer each time");
         held.retry_now(now);
         now += FIRST;

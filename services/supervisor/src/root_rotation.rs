@@ -126,24 +126,24 @@ pub(crate) async fn announced(
 }
 
 fn read(request: &JsonRpcRequest) -> Result<RootChain, Refusal> {
-    let asked: CoordinatorSucceed = request.read().map_err(|error| Refusal::Malformed(error.message))?;
-    let changes = asked.changes.iter().map(|change| Envelope::from_json(change.as_bytes()));
+    let succession: CoordinatorSucceed = request.read().map_err(|error| Refusal::Malformed(error.message))?;
+    let changes = succession.changes.iter().map(|change| Envelope::from_json(change.as_bytes()));
     RootChain::read(&changes.collect::<Result<Vec<_>, _>>()?)
 }
 
 /// Returns the check for successors of an accepted root: recorded, or proven by the first message.
 pub(crate) fn successor_check(coordinators: Coordinators) -> SuccessorCheck {
-    Arc::new(move |known: &VerifyingKey, heard: &OpenedEnvelope| {
-        coordinators.current_root(&known.to_string()) == heard.root.to_string()
-            || announcement(heard).is_some_and(|succession| {
-                succession.current_root() == heard.root && succession.retired_roots().contains(known)
+    Arc::new(move |known: &VerifyingKey, opened: &OpenedEnvelope| {
+        coordinators.current_root(&known.to_string()) == opened.root.to_string()
+            || announcement(opened).is_some_and(|succession| {
+                succession.current_root() == opened.root && succession.retired_roots().contains(known)
             })
     })
 }
 
 /// Returns the changes of root in a payload that holds nothing else.
-fn announcement(heard: &OpenedEnvelope) -> Option<RootChain> {
-    let Ok(JsonRpcPayload::Single(Ok(JsonRpcMessage::Request(request)))) = parse(&heard.body) else {
+fn announcement(opened: &OpenedEnvelope) -> Option<RootChain> {
+    let Ok(JsonRpcPayload::Single(Ok(JsonRpcMessage::Request(request)))) = parse(&opened.body) else {
         return None;
     };
     (request.method == method::COORDINATOR_SUCCEED).then(|| read(&request).ok()).flatten()

@@ -142,7 +142,7 @@ impl SupervisorService for SupervisorRpc {
         let attached = u32::try_from(self.supervisor.coordinators.all().len()).unwrap_or(u32::MAX);
         let drain::DrainProgress { drain, queued, running } =
             drain::progress(&self.supervisor).await.map_err(store_trouble)?;
-        let bus = self.supervisor.coordinators.bus_standing();
+        let bus = self.supervisor.coordinators.bus_status();
         let mycelium_address = bus.key().map(|key| format!("mycelium:{key}"));
         Ok(Response::new(GetSupervisorResponse {
             key: self.supervisor.signer.root().to_string(),
@@ -311,9 +311,9 @@ impl SupervisorService for SupervisorRpc {
         &self,
         _: Request<ListInstancesRequest>,
     ) -> Result<Response<ListInstancesResponse>, Status> {
-        let (told, left_out) = self.supervisor.presence.announcement();
+        let (announced, left_out) = self.supervisor.presence.announcement();
         let left_out = u32::try_from(left_out).unwrap_or(u32::MAX);
-        let instances = told.instances.iter().map(instance_to_wire).collect();
+        let instances = announced.instances.iter().map(instance_to_wire).collect();
         Ok(Response::new(ListInstancesResponse { instances, left_out }))
     }
 }
@@ -397,14 +397,14 @@ async fn send(
     conversation: &Conversation,
 ) {
     while let Some(payload) = payloads.recv().await {
-        let said = match conversation.sign(&payload, Timestamp::now()) {
-            Ok(said) => said,
+        let envelope = match conversation.sign(&payload, Timestamp::now()) {
+            Ok(envelope) => envelope,
             Err(error) => {
                 tracing::error!(%error, "a payload cannot be signed");
                 continue;
             }
         };
-        let frame = attach_response::Frame::Envelope(envelope_convert::to_wire(said));
+        let frame = attach_response::Frame::Envelope(envelope_convert::to_wire(envelope));
         if outgoing.send(Ok(AttachResponse { frame: Some(frame) })).await.is_err() {
             return;
         }

@@ -51,7 +51,7 @@ async fn bench() -> ExitCode {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     // What was started for it ends with what is dropped here.
     let measured = tokio::select! {
-        measured = asked(&arguments) => measured,
+        measured = measure_requested(&arguments) => measured,
         _ = tokio::signal::ctrl_c() => Some(Err("it was interrupted".into())),
     };
     match measured {
@@ -73,7 +73,9 @@ async fn bench() -> ExitCode {
 }
 
 /// Measures what the arguments ask for; nothing where they ask for nothing that is known.
-async fn asked(arguments: &[&str]) -> Option<Result<Report, Box<dyn std::error::Error + Send + Sync>>> {
+async fn measure_requested(
+    arguments: &[&str],
+) -> Option<Result<Report, Box<dyn std::error::Error + Send + Sync>>> {
     let measured = match *arguments {
         [] => Box::pin(road(false, Ok(road::ROUNDS))).await,
         ["peers"] => Box::pin(road(true, Ok(road::ROUNDS))).await,

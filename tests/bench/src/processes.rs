@@ -126,8 +126,8 @@ impl Drop for AllInOne {
             return;
         }
         // As Ctrl-C does, so that its Redis ends with it.
-        let asked = Command::new("kill").args(["-INT", &self.child.id().to_string()]).status();
-        if asked.is_ok_and(|status| status.success()) {
+        let interrupt = Command::new("kill").args(["-INT", &self.child.id().to_string()]).status();
+        if interrupt.is_ok_and(|status| status.success()) {
             let _ = self.child.wait();
         }
     }

@@ -159,7 +159,7 @@ async fn orders(backend: Backend) -> Result<f64, Error> {
     stage.publish(placed.chain(paid)).await?;
     let begin = Instant::now();
     let running = stage.run();
-    upstream.until_told(ORDERS).await;
+    upstream.until_notified(ORDERS).await;
     let took = begin.elapsed();
     running.stop().await?;
     Ok(per_second(ORDERS, took))
@@ -175,7 +175,7 @@ async fn undoing(backend: Backend) -> Result<Vec<Duration>, Error> {
     for saga in 0..UNDONE {
         stage.publish([event(0, saga, "OrderPlaced", "0", "{}")]).await?;
         let begin = Instant::now();
-        upstream.until_told(saga + 1).await;
+        upstream.until_notified(saga + 1).await;
         times.push(begin.elapsed());
     }
     running.stop().await?;

@@ -39,16 +39,16 @@ impl Redis {
         if let Some(file) = &self.password {
             command.env("REDISCLI_AUTH", std::fs::read_to_string(file)?.trim());
         }
-        let told = String::from_utf8(command.output()?.stdout)?;
+        let info = String::from_utf8(command.output()?.stdout)?;
         let field = |name: &str| -> Result<u64, Error> {
-            let line = told.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+            let line = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
             Ok(line.ok_or_else(|| format!("Redis does not tell {name}"))?.trim().parse()?)
         };
         let calls = |line: &str| -> Option<(String, u64)> {
             let (name, figures) = line.strip_prefix("cmdstat_")?.split_once(":calls=")?;
             Some((name.to_owned(), figures.split(',').next()?.parse().ok()?))
         };
-        let calls: Vec<_> = told.lines().filter_map(calls).collect();
+        let calls: Vec<_> = info.lines().filter_map(calls).collect();
         let is_script = |name: &str| ["eval", "evalsha", "fcall"].contains(&name);
         Ok(Counts {
             scripts: calls.iter().filter(|(name, _)| is_script(name)).map(|(_, calls)| calls).sum(),

@@ -171,12 +171,12 @@ async fn ended_all(client: &Client) -> Result<(), Error> {
 /// Returns the bytes that the stream of events of context 1 takes in Redis.
 fn events_bytes(dir: &Path) -> Result<u64, Error> {
     let password = std::fs::read_to_string(dir.join("redis.password"))?;
-    let asked = Command::new("redis-cli")
+    let reply = Command::new("redis-cli")
         .env("REDISCLI_AUTH", password.trim())
         .arg("-s")
         .arg(dir.join("redis.sock"))
         .args(["-n", "1"])
         .args(["MEMORY", "USAGE", "events", "SAMPLES", "0"])
         .output()?;
-    Ok(String::from_utf8(asked.stdout)?.trim().parse().unwrap_or_default())
+    Ok(String::from_utf8(reply.stdout)?.trim().parse().unwrap_or_default())
 }

@@ -115,7 +115,7 @@ impl Mesh {
         let (mut reader, mut writer) = stream.into_split();
         let reading = async {
             while let Ok(packet) = read(&mut reader).await {
-                self.hear(packet, node, id);
+                self.receive(packet, node, id);
             }
         };
         let writing = async {
@@ -134,7 +134,7 @@ impl Mesh {
         self.0.links.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
     }
 
-    fn hear(&self, mut packet: Packet, node: &Node, link: u64) {
+    fn receive(&self, mut packet: Packet, node: &Node, link: u64) {
         let from = IpAddr::from(ip_of(&packet.from));
         self.0.known.lock().unwrap_or_else(PoisonError::into_inner).insert(from, packet.from);
         if packet.to == IpAddr::from(node.identity().ip) {

@@ -283,8 +283,8 @@ impl Node {
         }
         {
             let mut boxes = self.boxes();
-            let asked = boxes.outbox.get(&id).map(|sent| sent.to);
-            if message.is_reply && !self.0.traps.strangers && asked != Some(back) {
+            let destination = boxes.outbox.get(&id).map(|sent| sent.to);
+            if message.is_reply && !self.0.traps.strangers && destination != Some(back) {
                 return;
             }
             if !boxes.known.insert((id, message.is_reply)) {

@@ -83,7 +83,7 @@ impl Arguments {
     }
 
     fn optional<T: DeserializeOwned>(&self, place: usize, name: &str) -> Result<Option<T>, ErrorObjectOwned> {
-        let camel: String = name.split('_').enumerate().map(|(n, word)| capital(word, n > 0)).collect();
+        let camel: String = name.split('_').enumerate().map(|(n, part)| capital(part, n > 0)).collect();
         let value = match &self.0 {
             Value::Array(list) => list.get(place),
             Value::Object(fields) => fields.get(name).or_else(|| fields.get(&camel)),
@@ -100,10 +100,10 @@ impl Arguments {
     }
 }
 
-fn capital(word: &str, big: bool) -> String {
-    let mut letters = word.chars();
-    let first = letters.next().filter(|_| big).map(|first| first.to_ascii_uppercase());
-    first.map_or_else(|| word.to_owned(), |first| first.to_string() + letters.as_str())
+fn capital(part: &str, big: bool) -> String {
+    let mut rest = part.chars();
+    let first = rest.next().filter(|_| big).map(|first| first.to_ascii_uppercase());
+    first.map_or_else(|| part.to_owned(), |first| first.to_string() + rest.as_str())
 }
 
 fn invalid(data: String) -> ErrorObjectOwned {
@@ -145,7 +145,7 @@ fn decode(text: &str) -> Result<Bytes, ErrorObjectOwned> {
     STANDARD.decode(text).map(Bytes::from).map_err(|error| invalid(error.to_string()))
 }
 
-fn told(received: &Received, node: &Node) -> Value {
+fn received_json(received: &Received, node: &Node) -> Value {
     let (own, message) = (node.identity(), &received.message);
     let mut answer = json!({
         "id": message.id.text(),
@@ -178,7 +178,7 @@ async fn push(api: &Arc<Api>, arguments: &Arguments) -> Answer {
     let reply = tokio::time::timeout(Duration::from_secs(wait), reply).await;
     drop(waiting);
     match reply {
-        Ok(Ok(reply)) => Ok(told(&reply, &api.node)),
+        Ok(Ok(reply)) => Ok(received_json(&reply, &api.node)),
         Ok(Err(_)) => Err(server_error(-32016)),
         Err(_) => Ok(json!({ "id": id.text() })),
     }
@@ -211,7 +211,7 @@ async fn pop(api: &Arc<Api>, arguments: &Arguments) -> Answer {
         api.node.oldest_within(peek, topic.as_deref(), timeout).await
     };
     drop(held);
-    Ok(found.map_or(Value::Null, |found| told(&found, &api.node)))
+    Ok(found.map_or(Value::Null, |found| received_json(&found, &api.node)))
 }
 
 async fn reply(api: &Arc<Api>, arguments: &Arguments) -> Answer {
@@ -261,7 +261,7 @@ async fn info(api: &Arc<Api>, _: &Arguments) -> Answer {
 async fn peers(api: &Arc<Api>, _: &Arguments) -> Answer {
     let _held = api.lock.lock().await;
     let neighbors = api.node.neighbors();
-    let told = neighbors.iter().map(|neighbor| {
+    let listed = neighbors.iter().map(|neighbor| {
         json!({
             "endpoint": { "proto": "tcp", "socketAddr": neighbor.address },
             "type": "static",
@@ -270,7 +270,7 @@ async fn peers(api: &Arc<Api>, _: &Arguments) -> Answer {
             "rxBytes": 0,
         })
     });
-    Ok(told.collect())
+    Ok(listed.collect())
 }
 
 async fn key_of(api: &Arc<Api>, arguments: &Arguments) -> Answer {

@@ -26,7 +26,7 @@ use crate::load;
 /// After so long an answer is taken for lost.
 const ANSWER_WITHIN: Duration = Duration::from_secs(3);
 /// After this long a silent watch is reopened: heartbeats come every 15 s.
-const WORD_WITHIN: Duration = Duration::from_secs(20);
+const RESPONSE_WITHIN: Duration = Duration::from_secs(20);
 /// Before the next try of what failed.
 const TRY_AGAIN: Duration = Duration::from_millis(50);
 const CONTEXT: u32 = 1;
@@ -218,7 +218,7 @@ impl<'a> Watcher<'a> {
             watcher: watcher.to_owned(),
             from: String::new(),
             snapshot: Vec::new(),
-            told: Vec::new(),
+            reported: Vec::new(),
             replayed: Vec::new(),
             resumed: 0,
             breaks: Vec::new(),
@@ -272,27 +272,27 @@ impl<'a> Watcher<'a> {
             self.watch.snapshot.clear();
         }
         loop {
-            let word = match within(WORD_WITHIN, stream.message()).await {
-                Ok(Some(word)) => word,
+            let response = match within(RESPONSE_WITHIN, stream.message()).await {
+                Ok(Some(response)) => response,
                 Ok(None) => return Ok(Stream::Ended),
                 Err(status) => return Ok(Stream::Broken(status)),
             };
             if self.watch.from.is_empty() {
-                self.watch.from.clone_from(&word.resume_position);
+                self.watch.from.clone_from(&response.resume_position);
             }
-            if !word.resume_position.is_empty() {
-                self.at.clone_from(&word.resume_position);
+            if !response.resume_position.is_empty() {
+                self.at.clone_from(&response.resume_position);
             }
-            match &word.event {
+            match &response.event {
                 Some(Event::Node(node)) => {
                     self.watch.snapshot.push((node.job_id, state(node.state), node.attempt));
                 }
                 // What changed while the snapshot was read belongs to it, and has no position.
-                Some(Event::NodeChange(shown)) if word.resume_position.is_empty() => {
+                Some(Event::NodeChange(shown)) if response.resume_position.is_empty() => {
                     self.watch.snapshot.push((shown.job_id, state(shown.state), shown.attempt));
                 }
                 Some(Event::NodeChange(_)) => {
-                    self.watch.told.extend(change(&word));
+                    self.watch.reported.extend(change(&response));
                     changes += 1;
                 }
                 // Also in a snapshot: a watcher that comes after the end gets nothing else.
@@ -312,11 +312,11 @@ impl<'a> Watcher<'a> {
 async fn replay(flows: &mut Flows, flow_id: u32, from: &str) -> Result<Vec<Change>, Status> {
     let request = WatchFlowRequest { context_id: CONTEXT, flow_id, resume_position: from.to_owned() };
     let mut stream = within(ANSWER_WITHIN, flows.watch_flow(request)).await?.into_inner();
-    let mut told = Vec::new();
-    while let Some(word) = within(ANSWER_WITHIN, stream.message()).await? {
-        told.extend(change(&word));
+    let mut reported = Vec::new();
+    while let Some(response) = within(ANSWER_WITHIN, stream.message()).await? {
+        reported.extend(change(&response));
     }
-    Ok(told)
+    Ok(reported)
 }
 
 async fn all_flows(flows: &mut Flows) -> Result<Vec<FinalFlow>, Status> {
@@ -354,10 +354,10 @@ async fn all_flows(flows: &mut Flows) -> Result<Vec<FinalFlow>, Status> {
     }
 }
 
-fn change(word: &WatchFlowResponse) -> Option<Change> {
-    let Some(Event::NodeChange(change)) = &word.event else { return None };
+fn change(response: &WatchFlowResponse) -> Option<Change> {
+    let Some(Event::NodeChange(change)) = &response.event else { return None };
     Some(Change {
-        position: word.resume_position.clone(),
+        position: response.resume_position.clone(),
         job_id: change.job_id,
         state: state(change.state),
         attempt: change.attempt,

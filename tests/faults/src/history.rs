@@ -83,7 +83,7 @@ pub struct Watch {
     /// The nodes in that: their numbers, states and attempts.
     pub snapshot: Vec<(u32, NodeState, u32)>,
     /// The changes, in the order in which they were reported.
-    pub told: Vec<Change>,
+    pub reported: Vec<Change>,
     /// Changes that an uninterrupted watcher is sent from the same position on, requested after the flow's end. They
     /// may begin with changes that the snapshot shows already.
     pub replayed: Vec<Change>,

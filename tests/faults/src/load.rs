@@ -98,8 +98,8 @@ pub fn probe(seed: u64, number: u64) -> (String, PlannedFlow) {
 pub fn spec(name: &str, flow: &PlannedFlow, witness: &Witness) -> FlowSpec {
     let node = |job: &PlannedJob| {
         let (secs, millis) = (job.millis / 1000, job.millis % 1000);
-        let said = format!("{}/{}", job.name, job.token);
-        let mut text = witness.shell(&said, &format!("sleep {secs}.{millis:03}"));
+        let label = format!("{}/{}", job.name, job.token);
+        let mut text = witness.shell(&label, &format!("sleep {secs}.{millis:03}"));
         if job.fails {
             text.push_str("exit 1\n");
         }

@@ -20,8 +20,8 @@ use faults::suite::Form;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn main() -> ExitCode {
-    let (plans, first_is_enough) = match asked() {
-        Ok(asked) => asked,
+    let (plans, first_is_enough) = match settings() {
+        Ok(settings) => settings,
         Err(why) => {
             eprintln!("{why}");
             return ExitCode::from(2);
@@ -65,7 +65,7 @@ fn main() -> ExitCode {
 }
 
 /// Reads from the environment the runs, and true if the first that breaks a promise is the last.
-fn asked() -> Result<(Vec<Plan>, bool), String> {
+fn settings() -> Result<(Vec<Plan>, bool), String> {
     let setting = |name: &str, default: &str| std::env::var(name).unwrap_or_else(|_| default.to_owned());
     let first_is_enough = match setting("MYCORA_FAULTS_ENOUGH", "").as_str() {
         "" => false,

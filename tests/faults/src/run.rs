@@ -175,7 +175,7 @@ impl Run {
         pause(fault.before).await;
         let ends_scripts = self.suite.ends_scripts(&fault);
         if ends_scripts {
-            self.tell_of_death();
+            self.record_kill();
         }
         while !tokio::task::block_in_place(|| self.suite.begin(&fault)) {
             // It ended by itself, or is on its way back after the fault before: a fault that does not happen tests nothing.
@@ -187,7 +187,7 @@ impl Run {
         }
         tokio::task::block_in_place(|| self.suite.lift(&fault));
         if ends_scripts {
-            self.tell_of_death();
+            self.record_kill();
         }
         let (lifted, since_epoch) = (Instant::now(), SystemTime::now().duration_since(UNIX_EPOCH));
         let patience = self.plan.patience;
@@ -245,10 +245,10 @@ impl Run {
         self.fallen.extend(fallen);
     }
 
-    fn tell_of_death(&self) {
+    fn record_kill(&self) {
         let file = std::fs::OpenOptions::new().append(true).create(true).open(self.witness.path());
-        let told = file.and_then(|mut file| file.write_all(format!("start {KILLED} 0\n").as_bytes()));
-        told.expect("the witness can be written");
+        let written = file.and_then(|mut file| file.write_all(format!("start {KILLED} 0\n").as_bytes()));
+        written.expect("the witness can be written");
     }
 
     /// Waits for the load's end, looks at everything, and judges.

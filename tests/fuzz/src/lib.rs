@@ -45,7 +45,7 @@ pub struct Target {
     /// Inputs to begin with, most of which are accepted.
     pub seeds: fn() -> Vec<Vec<u8>>,
     /// Words that inputs of the target are made of.
-    pub words: &'static [&'static str],
+    pub dictionary: &'static [&'static str],
 }
 
 impl Target {

@@ -7,7 +7,7 @@ use crate::mutation::{self, Random};
 use crate::{Target, Verdict};
 
 /// How often it reports the outcomes of the inputs.
-const TOLD_EVERY: u64 = 50_000;
+const REPORT_EVERY: u64 = 50_000;
 
 static ACCEPTED: AtomicU64 = AtomicU64::new(0);
 static REFUSED: AtomicU64 = AtomicU64::new(0);
@@ -34,7 +34,7 @@ pub fn run(target: &Target, data: &[u8]) {
     };
     counter.fetch_add(1, Ordering::Relaxed);
     let (accepted, refused) = (ACCEPTED.load(Ordering::Relaxed), REFUSED.load(Ordering::Relaxed));
-    if (accepted + refused).is_multiple_of(TOLD_EVERY) {
+    if (accepted + refused).is_multiple_of(REPORT_EVERY) {
         eprintln!("{}: {accepted} accepted, {refused} refused", target.name);
     }
 }

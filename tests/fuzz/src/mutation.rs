@@ -79,8 +79,8 @@ fn change(target: &Target, input: &mut Vec<u8>, other: &[u8], random: &mut Rando
         }
         2 => drop(input.drain(at..(at + 1 + random.below(8)).min(input.len()).max(at))),
         3 => drop(input.drain(at..at + random.below(input.len() - at + 1))),
-        4 => insert(input, at, random.pick(target.words).unwrap_or(",").as_bytes()),
-        5 => replace_word(target, input, at, random),
+        4 => insert(input, at, random.pick(target.dictionary).unwrap_or(",").as_bytes()),
+        5 => replace_token(target, input, at, random),
         6 => replace_number(input, at, random),
         7 => {
             let from = random.below(other.len() + 1);
@@ -97,12 +97,12 @@ fn insert(input: &mut Vec<u8>, at: usize, what: &[u8]) {
 }
 
 /// Another word replacing the one that begins at or behind `at`.
-fn replace_word(target: &Target, input: &mut Vec<u8>, at: usize, random: &mut Random) {
-    let begins = |word: &&str| input[at..].starts_with(word.as_bytes());
-    let Some(old) = target.words.iter().copied().filter(begins).max_by_key(|word| word.len()) else {
-        return insert(input, at, random.pick(target.words).unwrap_or(" ").as_bytes());
+fn replace_token(target: &Target, input: &mut Vec<u8>, at: usize, random: &mut Random) {
+    let begins = |token: &&str| input[at..].starts_with(token.as_bytes());
+    let Some(old) = target.dictionary.iter().copied().filter(begins).max_by_key(|token| token.len()) else {
+        return insert(input, at, random.pick(target.dictionary).unwrap_or(" ").as_bytes());
     };
-    let new = random.pick(target.words).unwrap_or_default();
+    let new = random.pick(target.dictionary).unwrap_or_default();
     drop(input.splice(at..at + old.len(), new.bytes()));
 }
 

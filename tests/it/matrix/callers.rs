@@ -95,7 +95,7 @@ pub(crate) async fn unknown(stage: &Stage) -> Vec<(Caller, &'static str)> {
 }
 
 /// Returns the answer that such a caller has to get from a method.
-pub(crate) fn told(method: &str, caller: &Caller, reason: &'static str) -> &'static str {
+pub(crate) fn expected_answer(method: &str, caller: &Caller, reason: &'static str) -> &'static str {
     // A caller that cannot even connect is refused by every method.
     if reason == "PEER_UNAVAILABLE" {
         return reason;

@@ -62,7 +62,7 @@ pub(crate) fn request(method: &str) -> Value {
         "FlowService/UpdateNodeStatus" => json!({
             "contextId": CONTEXT, "flowId": "$running", "node": "only", "attempt": 1, "state": "NODE_STATE_COMPLETED"
         }),
-        "MessageService/SendMessage" => letter(),
+        "MessageService/SendMessage" => direct_message(),
         "MessageService/GetMessage" => json!({"contextId": CONTEXT, "key": "$letter"}),
         "MessageService/DeleteMessage" => json!({"contextId": CONTEXT, "key": "$arrived"}),
         "MessageService/ResendMessage" => json!({"contextId": CONTEXT, "key": "$dead"}),
@@ -106,7 +106,7 @@ fn of_supervisors(method: &str) -> Value {
     }
 }
 
-fn letter() -> Value {
+fn direct_message() -> Value {
     json!({
         "contextId": CONTEXT, "to": READER.to_string(), "targetContext": CONTEXT, "messageType": "MESSAGE_TYPE_CHAT",
         "format": "MESSAGE_FORMAT_TEXT", "text": "hello"

@@ -59,12 +59,12 @@ async fn the_role_counts_whatever_the_state() {
         let (method, request) = case(&row[0]);
         for (column, caller) in callers {
             let body = objects::filled(&stage, request.clone()).await;
-            let told = match stage.try_as(caller, method, &body).await {
+            let answer = match stage.try_as(caller, method, &body).await {
                 Ok(_) => "OK".to_owned(),
                 Err(status) => ErrorView::from(&status).reason,
             };
-            if told != row[column] {
-                wrong.push(format!("{}, {caller}: {told}, not {}", row[0], row[column]));
+            if answer != row[column] {
+                wrong.push(format!("{}, {caller}: {answer}, not {}", row[0], row[column]));
             }
         }
     }

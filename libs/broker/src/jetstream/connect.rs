@@ -245,8 +245,8 @@ impl Reconnector {
             let first = first_way.lock().unwrap_or_else(PoisonError::into_inner).take();
             let mut lost = lost.lock().unwrap_or_else(PoisonError::into_inner);
             let addr = match first {
-                Some((url, tell)) => {
-                    *lost = Some(tell);
+                Some((url, sender)) => {
+                    *lost = Some(sender);
                     url
                 }
                 None => {

@@ -43,7 +43,7 @@ pub(super) struct PullSubscription {
     /// True when the next message did not fit the last pull: it is pulled alone, whatever its size.
     is_large: bool,
     /// Time of the last message or heartbeat from the server.
-    heard: Instant,
+    last_received: Instant,
     /// Progress that the server's last heartbeat reported; none since the last message.
     looked: Option<CursorProgress>,
     passed: watch::Sender<CursorProgress>,
@@ -73,7 +73,7 @@ impl PullSubscription {
             heartbeat,
             pull: None,
             is_large: false,
-            heard: Instant::now(),
+            last_received: Instant::now(),
             looked: None,
             passed: watch::Sender::default(),
         })
@@ -100,14 +100,14 @@ impl PullSubscription {
         sent.map_err(|_| self.disconnected())?;
         self.pull = Some(PendingPull { missing: messages, has_come: false });
         self.is_large = false;
-        self.heard = Instant::now();
+        self.last_received = Instant::now();
         Ok(())
     }
 
     /// Waits for the next message or status, as long as the server sends heartbeats.
     async fn wait(&mut self) -> Result<Message, CursorError> {
         let patience = self.heartbeat * 2;
-        let deadline = self.pull.is_some().then_some(self.heard + patience);
+        let deadline = self.pull.is_some().then_some(self.last_received + patience);
         let silence = async {
             match deadline {
                 Some(deadline) => sleep_until(deadline).await,
@@ -126,8 +126,8 @@ impl PullSubscription {
         let consumer = self.consumer.clone();
         let subject = format!("CONSUMER.INFO.{}", self.path);
         let request = json!({});
-        let asked = api::ask::<Value>(&self.link, "a consumer", subject, &request);
-        match timeout(waited, asked).await {
+        let query = api::ask::<Value>(&self.link, "a consumer", subject, &request);
+        match timeout(waited, query).await {
             Ok(Ok(Err(error))) if is_consumer_missing(&error) => CursorError::Deleted { consumer },
             _ => CursorError::Silent { consumer, waited },
         }
@@ -135,7 +135,7 @@ impl PullSubscription {
 
     /// Reads an incoming message: a delivery, or a status of the pull.
     fn read(&mut self, message: Message) -> Result<Option<StreamDelivery>, CursorError> {
-        self.heard = Instant::now();
+        self.last_received = Instant::now();
         match message.status {
             None | Some(StatusCode::OK) => self.read_message(message).map(Some),
             Some(StatusCode::IDLE_HEARTBEAT) => {

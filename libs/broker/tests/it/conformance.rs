@@ -481,14 +481,14 @@ async fn a_cursor_hears_how_far_was_looked(world: BrokerUnderTest) {
         let other = outgoing("tenant.acme.effect.other.x", &format!("other-{number}"));
         publish(&*broker, other).await.expect("it is stored");
     }
-    let told = async {
+    let reached = async {
         tokio::select! {
-            told = passed.wait_for(|passed| passed.sequence == 5) => *told.expect("it goes on"),
+            reached = passed.wait_for(|passed| passed.sequence == 5) => *reached.expect("it goes on"),
             other = deliveries.next(ROOM) => panic!("none of the cursor's: {other:?}"),
         }
     };
-    let told = tokio::time::timeout(PATIENCE, told).await.expect("it is told");
-    assert_eq!(told.count, 2);
+    let reached = tokio::time::timeout(PATIENCE, reached).await.expect("it is told");
+    assert_eq!(reached.count, 2);
     let _ = publish_all(&*broker, 2..3).await;
     assert_eq!(next(&mut *deliveries).await.sequence, 6);
 }

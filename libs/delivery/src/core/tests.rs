@@ -77,7 +77,7 @@ impl Bench {
     }
 
     /// The gateway passes on a supervisor's report on an attempt, under the attempt's own number.
-    fn said(&mut self, job: u32, kind: ReportKind) -> Effects {
+    fn report(&mut self, job: u32, kind: ReportKind) -> Effects {
         let (context_id, flow_id) = (ContextId(1), FlowId(3));
         let report = NodeReport { job_key: key(job), context_id, flow_id, source: None, kind };
         let report_json = serde_json::to_vec(&report).expect("JSON").into();
@@ -92,12 +92,12 @@ impl Bench {
     fn query(&mut self, jobs: &[u32]) -> Effects {
         let job_keys = jobs.iter().map(|job| key(*job).to_string()).collect();
         let query = wire::StatusQuery { context_id: 1, flow_id: 3, runner_id: 1, job_keys };
-        self.says(wire::ReportResponse { queries: vec![query], ..Default::default() })
+        self.scheduler_sends(wire::ReportResponse { queries: vec![query], ..Default::default() })
     }
 
-    /// The scheduler says something.
-    fn says(&mut self, said: wire::ReportResponse) -> Effects {
-        self.put(Input::Scheduler(SCHEDULER.to_owned(), said))
+    /// The scheduler sends this response.
+    fn scheduler_sends(&mut self, response: wire::ReportResponse) -> Effects {
+        self.put(Input::Scheduler(SCHEDULER.to_owned(), response))
     }
 
     /// Sends a message, has its delivery fail, and lets its time pass.
@@ -134,7 +134,7 @@ impl Bench {
 
     fn handled(&mut self, reports: &[wire::IncomingReport]) -> Effects {
         let handled = reports.iter().map(|report| report.report_id).collect();
-        self.says(wire::ReportResponse { handled, ..Default::default() })
+        self.scheduler_sends(wire::ReportResponse { handled, ..Default::default() })
     }
 
     fn stop(&mut self, job: u32) -> Effects {
@@ -146,7 +146,7 @@ impl Bench {
             grace_secs: 5,
             ..Default::default()
         };
-        self.says(wire::ReportResponse { stops: vec![stop], ..Default::default() })
+        self.scheduler_sends(wire::ReportResponse { stops: vec![stop], ..Default::default() })
     }
 
     fn pass(&mut self, time: Duration) -> Effects {
@@ -234,23 +234,23 @@ fn a_failed_delivery_is_tried_again_until_its_time_is_over() {
     };
     assert_eq!((bench.now - begin, tries > 5), (Duration::from_secs(60), true));
     assert!(late.report.is_empty() && late.stop.is_empty(), "a try may have arrived");
-    let asked = &late.query[0];
-    assert_eq!((asked.address.as_str(), asked.context_id, asked.flow_id), (ADDRESS, 1, 3));
-    assert_eq!(asked.job_keys, [key(1).to_string()]);
+    let query = &late.query[0];
+    assert_eq!((query.address.as_str(), query.context_id, query.flow_id), (ADDRESS, 1, 3));
+    assert_eq!(query.job_keys, [key(1).to_string()]);
 
-    let unknown = bench.said(1, ReportKind::Unknown);
+    let unknown = bench.report(1, ReportKind::Unknown);
     assert_eq!(
         (unknown.handled.as_slice(), unknown.report.len()),
         ([1].as_slice(), 0),
         "not the scheduler's"
     );
     let stop = &unknown.stop[0];
-    let told = (stop.address.as_str(), stop.job_key.as_str(), stop.context_id, stop.flow_id);
-    assert_eq!(told, (ADDRESS, &*key(1).to_string(), 1, 3), "from now on it is refused");
-    let given_up = bench.said(1, ended(Outcome::Stopped));
+    let fields = (stop.address.as_str(), stop.job_key.as_str(), stop.context_id, stop.flow_id);
+    assert_eq!(fields, (ADDRESS, &*key(1).to_string(), 1, 3), "from now on it is refused");
+    let given_up = bench.report(1, ended(Outcome::Stopped));
     assert_eq!(given_up.handled, [1]);
-    let told = report(&given_up.reports()[0]);
-    let ReportKind::Rejected { reason, lasting: false, counts: true } = told.kind else { panic!("{told:?}") };
+    let last = report(&given_up.reports()[0]);
+    let ReportKind::Rejected { reason, lasting: false, counts: true } = last.kind else { panic!("{last:?}") };
     assert_eq!((reason.code, reason.detail.as_str()), (ReasonCode::TimeoutAck, "no answer"));
     assert!(given_up.settle.is_empty(), "not before a scheduler knows");
     let settled = bench.handled(&given_up.reports()).settle;
@@ -299,7 +299,7 @@ fn a_dead_runner_is_waited_for_and_an_unknown_one_only_briefly() {
 fn a_lost_gateway_means_sending_again() {
     let mut bench = Bench::new();
     let first = bench.held(vec![held(1, &[1])]).deliver;
-    let passed_on = bench.said(5, ReportKind::Returned).reports();
+    let passed_on = bench.report(5, ReportKind::Returned).reports();
     bench.put(Input::GatewayDown);
     bench.put(Input::GatewayUp);
     assert!(bench.handled(&passed_on).handled.is_empty(), "the number means another report now");
@@ -312,10 +312,10 @@ fn a_lost_gateway_means_sending_again() {
 #[test]
 fn reports_are_repeated_until_a_scheduler_has_them() {
     let mut bench = Bench::new();
-    let first: Vec<_> = [5, 6].into_iter().flat_map(|job| bench.said(job, started()).reports()).collect();
+    let first: Vec<_> = [5, 6].into_iter().flat_map(|job| bench.report(job, started()).reports()).collect();
     assert_eq!(bench.handled(&first[..1]).handled, [5]);
     bench.put(Input::SchedulerDown(SCHEDULER.to_owned()));
-    assert!(bench.said(7, started()).report.is_empty(), "nobody is there");
+    assert!(bench.report(7, started()).report.is_empty(), "nobody is there");
     let again = bench.put(Input::SchedulerUp(SCHEDULER.to_owned())).reports();
     assert_eq!((again.len(), &again[0]), (2, &first[1]));
     assert_eq!(bench.handled(&again).handled, [6, 7]);
@@ -325,10 +325,10 @@ fn reports_are_repeated_until_a_scheduler_has_them() {
 #[test]
 fn reports_follow_their_flow_to_another_scheduler() {
     let mut bench = Bench::new();
-    let first = bench.said(1, started()).reports();
+    let first = bench.report(1, started()).reports();
     bench.put(Input::Schedulers(BTreeSet::new()));
     bench.put(Input::SchedulerDown(SCHEDULER.to_owned()));
-    assert!(bench.said(2, started()).report.is_empty(), "there is no replica for a while");
+    assert!(bench.report(2, started()).report.is_empty(), "there is no replica for a while");
     bench.put(Input::Schedulers(BTreeSet::from(["other".to_owned()])));
     let again = bench.put(Input::SchedulerUp("other".to_owned())).report.remove("other").expect("both");
     assert_eq!((again.len(), &again[0]), (2, &first[0]));
@@ -347,9 +347,9 @@ fn a_report_that_cannot_be_read_is_answered() {
 #[test]
 fn schedulers_ask_until_they_are_answered() {
     let mut bench = Bench::new();
-    let asked = bench.query(&[1, 2]).query;
-    assert_eq!((asked.len(), asked[0].address.as_str(), asked[0].job_keys.len()), (1, ADDRESS, 2));
-    let answer = bench.said(1, ReportKind::Unknown).reports();
+    let queries = bench.query(&[1, 2]).query;
+    assert_eq!((queries.len(), queries[0].address.as_str(), queries[0].job_keys.len()), (1, ADDRESS, 2));
+    let answer = bench.report(1, ReportKind::Unknown).reports();
     assert_eq!(report(&answer[0]).kind, ReportKind::Unknown);
     // The gateway will not say it again: it is kept when its stream is lost.
     bench.put(Input::GatewayDown);
@@ -373,7 +373,7 @@ fn what_is_still_on_its_way_is_not_unknown() {
     bench.runner(1, false);
     bench.held(vec![held(1, &[1])]);
     bench.query(&[1]);
-    let answer = bench.said(1, ReportKind::Unknown);
+    let answer = bench.report(1, ReportKind::Unknown);
     assert_eq!((answer.handled.as_slice(), answer.report.len()), ([1].as_slice(), 0));
     assert_eq!(bench.runner(1, true).deliver.len(), 1);
 }
@@ -390,9 +390,9 @@ fn a_piece_of_output_is_read_for_the_scheduler_that_asks() {
         offset: 5,
         limit: 9,
     };
-    let ask = |bench: &mut Bench, name: &str, asked| {
-        let said = wire::ReportResponse { log_queries: vec![asked], ..Default::default() };
-        bench.put(Input::Scheduler(name.to_owned(), said))
+    let ask = |bench: &mut Bench, name: &str, log_query| {
+        let response = wire::ReportResponse { log_queries: vec![log_query], ..Default::default() };
+        bench.put(Input::Scheduler(name.to_owned(), response))
     };
     let refusal = |mut effects: Effects| {
         let answer = effects.log_answers.remove(SCHEDULER).expect("at once").remove(0);
@@ -431,27 +431,27 @@ fn dropped(runner_id: u32) -> wire::ContextDropped {
 #[test]
 fn contexts_are_dropped_through_the_gateway() {
     let mut bench = Bench::new();
-    let wish = wire::ContextDrop {
+    let request = wire::ContextDrop {
         context_id: 1,
         context_uid: key(0).context.to_string(),
         runner_id: 1,
         address: ADDRESS.into(),
         topic: "t".into(),
     };
-    let drops = vec![wish];
+    let drops = vec![request];
     let taken = Input::Taken(wire::TakeResponse { drops: drops.clone(), ..Default::default() });
-    let asked = bench.put(taken).drop;
-    assert_eq!((asked[0].address.as_str(), asked[0].topic.as_str()), (ADDRESS, "t"));
+    let sent = bench.put(taken).drop;
+    assert_eq!((sent[0].address.as_str(), sent[0].topic.as_str()), (ADDRESS, "t"));
     let outcome = |drop_id, error: &str| {
         let outcome = wire::DropOutcome { drop_id, error: error.into() };
         let frame = Some(wire::exchange_response::Frame::Dropped(outcome));
         Input::Gateway(wire::ExchangeResponse { frame })
     };
-    assert!(bench.put(outcome(asked[0].drop_id, "still running")).dropped.is_empty());
+    assert!(bench.put(outcome(sent[0].drop_id, "still running")).dropped.is_empty());
     bench.put(Input::GatewayDown);
     assert!(bench.pass(Duration::from_secs(1)).drop.is_empty() && bench.core.next_due().is_none());
-    let asked = bench.put(Input::GatewayUp).drop;
-    assert_eq!(bench.put(outcome(asked[0].drop_id, "")).dropped, [dropped(1)]);
+    let sent = bench.put(Input::GatewayUp).drop;
+    assert_eq!(bench.put(outcome(sent[0].drop_id, "")).dropped, [dropped(1)]);
     let again = bench.put(Input::Taken(wire::TakeResponse { drops, ..Default::default() }));
     assert_eq!((again.drop.len(), again.dropped), (0, vec![dropped(1)]), "the answer was lost");
     assert_eq!(bench.core.metrics.contexts_dropped.get(), 1);
@@ -465,9 +465,9 @@ fn a_stop_overtakes_what_waits() {
     let stopped = bench.stop(1);
     assert_eq!(stopped.stop.len(), 1, "the supervisor is told in any case");
     assert_eq!(bench.core.metrics.stops_overtook.get(), 1);
-    let told = report(&stopped.reports()[0]);
-    assert_eq!(told.job_key, key(1));
-    assert!(matches!(told.kind, ReportKind::Ended(end) if end.outcome == Outcome::Stopped));
+    let last_report = report(&stopped.reports()[0]);
+    assert_eq!(last_report.job_key, key(1));
+    assert!(matches!(last_report.kind, ReportKind::Ended(end) if end.outcome == Outcome::Stopped));
     let sent = bench.runner(1, true).deliver;
     assert_eq!(sent[0].nodes.len(), 1);
     assert!(bench.outcome(sent[0].delivery_id, "").settle.is_empty(), "a report is not acknowledged yet");
@@ -510,7 +510,7 @@ fn a_stop_goes_where_the_report_came_from() {
         ..Default::default()
     };
     let stops = vec![stop];
-    let sent = bench.says(wire::ReportResponse { stops, ..Default::default() }).stop;
+    let sent = bench.scheduler_sends(wire::ReportResponse { stops, ..Default::default() }).stop;
     assert_eq!((sent[0].address.as_str(), sent[0].topic.as_str()), ("grpc://former:1", "former"));
 }
 

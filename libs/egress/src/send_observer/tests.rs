@@ -33,15 +33,20 @@ fn send(
 ) -> Result<EgressResponse, EgressFailure> {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("bound");
-    let (told, hears) = mpsc::channel();
-    let server = std::thread::spawn(move || serve(listener.accept().expect("a connection").0, hears));
+    let (sender, events) = mpsc::channel();
+    let server = std::thread::spawn(move || serve(listener.accept().expect("a connection").0, events));
     let uri = format!("http://{address}/").parse().expect("a URL");
     let mut ask = EgressRequest::new(Method::POST, uri);
     ask.body = Bytes::from(vec![b'x'; body_bytes]);
     let hosts = HostAllowlist::exact(&[address.to_string()], address.port(), true);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-    let reply =
-        runtime.block_on(send_once(&TrustAnchors::from_system(), &hosts, &ask, 1024, ChannelObserver(told)));
+    let reply = runtime.block_on(send_once(
+        &TrustAnchors::from_system(),
+        &hosts,
+        &ask,
+        1024,
+        ChannelObserver(sender),
+    ));
     server.join().expect("no panic");
     reply
 }
@@ -68,12 +73,12 @@ fn answer(mut stream: TcpStream) {
 fn a_request_has_left_before_its_answer_comes() {
     // Without a body, with one that is written at once, and with one that takes many writes.
     for body_bytes in [0, 10, 20 << 20] {
-        let reply = send(body_bytes, move |mut stream, hears| {
-            assert_eq!(hears.recv_timeout(PATIENCE), Ok("leaves"));
+        let reply = send(body_bytes, move |mut stream, events| {
+            assert_eq!(events.recv_timeout(PATIENCE), Ok("leaves"));
             read(&mut stream, body_bytes);
-            assert_eq!(hears.recv_timeout(PATIENCE), Ok("has left"));
+            assert_eq!(events.recv_timeout(PATIENCE), Ok("has left"));
             answer(stream);
-            assert!(hears.recv_timeout(PATIENCE).is_err(), "each is told once");
+            assert!(events.recv_timeout(PATIENCE).is_err(), "each is told once");
         });
         assert_eq!(reply.expect("an answer").status, 204, "{body_bytes}");
     }
@@ -81,24 +86,29 @@ fn a_request_has_left_before_its_answer_comes() {
 
 #[test]
 fn what_the_system_does_not_take_has_not_left() {
-    let reply = send(20 << 20, |mut stream, hears| {
-        assert_eq!(hears.recv_timeout(PATIENCE), Ok("leaves"));
+    let reply = send(20 << 20, |mut stream, events| {
+        assert_eq!(events.recv_timeout(PATIENCE), Ok("leaves"));
         stream.read_exact(&mut [0; 1024]).expect("it has begun");
         drop(stream);
-        assert!(hears.recv_timeout(PATIENCE).is_err(), "it broke off");
+        assert!(events.recv_timeout(PATIENCE).is_err(), "it broke off");
     });
     assert!(matches!(reply, Err(EgressFailure::Http(_))), "{reply:?}");
 }
 
 #[test]
-fn nothing_leaves_to_nobody() {
+fn nothing_leaves_without_a_connection() {
     let port = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("bound").port();
-    let (told, hears) = mpsc::channel();
+    let (sender, events) = mpsc::channel();
     let ask = EgressRequest::new(Method::GET, format!("http://127.0.0.1:{port}/").parse().expect("a URL"));
     let hosts = HostAllowlist::exact(&[format!("127.0.0.1:{port}")], port, true);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-    let reply =
-        runtime.block_on(send_once(&TrustAnchors::from_system(), &hosts, &ask, 1024, ChannelObserver(told)));
+    let reply = runtime.block_on(send_once(
+        &TrustAnchors::from_system(),
+        &hosts,
+        &ask,
+        1024,
+        ChannelObserver(sender),
+    ));
     assert!(matches!(reply, Err(EgressFailure::Unreachable(_))), "{reply:?}");
-    assert!(hears.try_recv().is_err());
+    assert!(events.try_recv().is_err());
 }

@@ -15,7 +15,7 @@ const HOUR: Duration = Duration::from_secs(3600);
 const CONTEXT: ContextUid = ContextUid(Uid::from_bits(7));
 const CALLER: ActorId = ActorId(3);
 
-fn letter(key: &SigningKey, to: &str, topic: &str, text: &str) -> DirectMessage {
+fn message(key: &SigningKey, to: &str, topic: &str, text: &str) -> DirectMessage {
     let (message_type, format) = (MessageType::Chat, MessageFormat::Md);
     let terms = DirectMessageTerms { to, target_context: None, message_type, format, topic, text };
     DirectMessage {
@@ -100,37 +100,37 @@ fn field<T: std::fmt::Debug>(checked: Result<T, Refusal>) -> String {
 fn a_letter_is_its_senders() {
     let [key, other] = [(); 2].map(|()| SigningKey::generate());
     let to = SigningKey::generate().verifying_key().to_string();
-    let letter = letter(&key, &to, "greeting", "hello");
-    let signed = check_direct_message(&letter, NOW).expect("it fits").expect("it is signed");
+    let message = message(&key, &to, "greeting", "hello");
+    let signed = check_direct_message(&message, NOW).expect("it fits").expect("it is signed");
     assert_eq!((signed.signer, signed.expires), (key.verifying_key(), NOW + HOUR));
-    let again = DirectMessage { created_at: NOW + HOUR, ..letter.clone() };
+    let again = DirectMessage { created_at: NOW + HOUR, ..message.clone() };
     assert_eq!(
         check_direct_message(&again, NOW).expect("it fits").expect("it is signed"),
         signed,
         "the same letter"
     );
-    assert_eq!(check_direct_message(&DirectMessage { signature: None, ..letter.clone() }, NOW), Ok(None));
-    let stolen = DirectMessage { from: other.verifying_key().to_string(), ..letter.clone() };
+    assert_eq!(check_direct_message(&DirectMessage { signature: None, ..message.clone() }, NOW), Ok(None));
+    let stolen = DirectMessage { from: other.verifying_key().to_string(), ..message.clone() };
     assert!(matches!(check_direct_message(&stolen, NOW), Err(Refusal::OtherActor { .. })));
-    let refused = |letter: DirectMessage| field(check_direct_message(&letter, NOW));
-    assert_eq!(refused(DirectMessage { to: letter.from.clone(), ..letter.clone() }), "to");
-    assert_eq!(refused(DirectMessage { message_type: MessageType::Mail, ..letter.clone() }), "type");
-    assert_eq!(refused(DirectMessage { format: MessageFormat::Html, ..letter.clone() }), "format");
-    assert_eq!(refused(DirectMessage { topic: String::new(), ..letter.clone() }), "topic");
-    let elsewhere = DirectMessage { target_context: Some(ContextId(2)), ..letter.clone() };
+    let refused = |message: DirectMessage| field(check_direct_message(&message, NOW));
+    assert_eq!(refused(DirectMessage { to: message.from.clone(), ..message.clone() }), "to");
+    assert_eq!(refused(DirectMessage { message_type: MessageType::Mail, ..message.clone() }), "type");
+    assert_eq!(refused(DirectMessage { format: MessageFormat::Html, ..message.clone() }), "format");
+    assert_eq!(refused(DirectMessage { topic: String::new(), ..message.clone() }), "topic");
+    let elsewhere = DirectMessage { target_context: Some(ContextId(2)), ..message.clone() };
     assert_eq!(refused(elsewhere.clone()), "target_context");
     let terms = DirectMessageTerms {
-        to: &letter.to,
+        to: &message.to,
         target_context: Some(ContextId(2)),
-        message_type: letter.message_type,
-        format: letter.format,
-        topic: &letter.topic,
-        text: &letter.text,
+        message_type: message.message_type,
+        format: message.format,
+        topic: &message.topic,
+        text: &message.text,
     };
     let signature = Some(sign_direct_message(&terms, &key, NOW + HOUR));
     assert!(check_direct_message(&DirectMessage { signature: signature.clone(), ..elsewhere }, NOW).is_ok());
-    assert_eq!(refused(DirectMessage { signature, ..letter.clone() }), "target_context", "not at home");
-    assert_eq!(refused(DirectMessage { text: "hullo".to_owned(), ..letter }), "text");
+    assert_eq!(refused(DirectMessage { signature, ..message.clone() }), "target_context", "not at home");
+    assert_eq!(refused(DirectMessage { text: "hullo".to_owned(), ..message }), "text");
 }
 
 #[test]
@@ -192,7 +192,7 @@ fn signatures_hold_for_their_time() {
     assert_eq!(job(NOW), Err(Refusal::Expired(NOW)));
     assert!(job(days(366)).is_ok());
     assert_eq!(job(days(367)), Err(Refusal::BadTimes));
-    let sent = letter(&key, &key.verifying_key().to_string(), "", "");
+    let sent = message(&key, &key.verifying_key().to_string(), "", "");
     assert_eq!(check_direct_message(&sent, NOW + HOUR), Err(Refusal::Expired(NOW + HOUR)));
     let long = DirectMessageTerms {
         to: &sent.to,
@@ -209,9 +209,9 @@ fn signatures_hold_for_their_time() {
 #[test]
 fn nothing_else_passes_for_a_signature() {
     let key = SigningKey::generate();
-    let sent = letter(&key, &key.verifying_key().to_string(), "", "");
-    let of_letter = sent.signature.clone().expect("it is signed");
-    let other_type = check_job(&execution(Some(of_letter)), NOW);
+    let sent = message(&key, &key.verifying_key().to_string(), "", "");
+    let of_message = sent.signature.clone().expect("it is signed");
+    let other_type = check_job(&execution(Some(of_message)), NOW);
     assert!(matches!(other_type, Err(Refusal::OtherType(_))), "{other_type:?}");
     let with = |payload: &str| {
         let envelope = Envelope::sign(LETTER_TYPE, payload.to_owned().into(), &key).to_json();
@@ -247,7 +247,7 @@ proptest! {
     #[test]
     fn any_letter_can_be_signed(topic: String, text: String) {
         let key = SigningKey::generate();
-        let sent = letter(&key, &key.verifying_key().to_string(), &topic, &text);
+        let sent = message(&key, &key.verifying_key().to_string(), &topic, &text);
         prop_assert!(matches!(check_direct_message(&sent, NOW), Ok(Some(_))));
         let other = DirectMessage { text: format!("{text}."), ..sent };
         prop_assert_eq!(field(check_direct_message(&other, NOW)), "text");

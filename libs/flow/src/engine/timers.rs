@@ -38,10 +38,10 @@ pub(super) fn next(node: &FlowNode, flow: &Flow) -> Option<(Timestamp, NodeTimer
         }
         // A node that is being ended waits only for the confirmation of that.
         NodeState::Dispatched | NodeState::Running
-            if let Some(asked) = node.cancel_requested_time.or(node.expired_time) =>
+            if let Some(requested_at) = node.cancel_requested_time.or(node.expired_time) =>
         {
             Some((
-                asked + Duration::from_secs(u64::from(flow.cancel_timeout_secs)),
+                requested_at + Duration::from_secs(u64::from(flow.cancel_timeout_secs)),
                 NodeTimerKind::Unconfirmed,
             ))
         }

@@ -49,9 +49,9 @@ fn cancel_reaches_every_state() {
 fn an_end_that_others_tell_stops_the_attempt() {
     let mut world = World::started(&[spec("a", &[])]);
     world.start("a");
-    let FlowEngineInput::Report(mut told) = world.report("a", failed(1)) else { unreachable!() };
-    told.source = None;
-    world.feed([FlowEngineInput::Report(told)]);
+    let FlowEngineInput::Report(mut report) = world.report("a", failed(1)) else { unreachable!() };
+    report.source = None;
+    world.feed([FlowEngineInput::Report(report)]);
     assert_eq!((world.state("a"), world.stops.len()), (NodeState::Failed, 1));
     assert_eq!(world.stops[0].runner, Some(RUNNER));
 }

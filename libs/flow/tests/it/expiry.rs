@@ -23,7 +23,7 @@ fn limited(name: &str, retries: u32) -> NodeSpec {
     node
 }
 
-fn heard(mut report: NodeReport, address: &str) -> FlowEngineInput {
+fn report_from(mut report: NodeReport, address: &str) -> FlowEngineInput {
     report.source = Some(source(address));
     FlowEngineInput::Report(report)
 }
@@ -69,12 +69,12 @@ fn without_a_word_an_expired_attempt_is_closed_after_a_while() {
 }
 
 #[test]
-fn an_attempt_that_nobody_accepts_expires() {
+fn an_attempt_that_is_not_accepted_expires() {
     let mut silent = retried("silent", 0);
     silent.policy.timeout_ack = 10;
-    let mut heard = retried("heard", 0);
-    heard.policy.timeout_ack = 10;
-    let mut world = World::started(&[silent, heard]);
+    let mut accepting = retried("heard", 0);
+    accepting.policy.timeout_ack = 10;
+    let mut world = World::started(&[silent, accepting]);
     world.end("heard", accepted());
     world.pass(69.9);
     assert_eq!(world.node("silent").expired_time, None);
@@ -165,7 +165,7 @@ fn what_a_supervisor_does_not_know_is_lost_once_it_had_accepted_it() {
 }
 
 #[test]
-fn a_second_wish_can_only_be_faster() {
+fn a_second_cancel_can_only_be_faster() {
     let mut world = World::started(&[spec("a", &[]), spec("b", &[])]);
     let b = world.node("b").job_id;
     world.feed([FlowEngineInput::CancelNode(b)]);
@@ -184,14 +184,14 @@ fn what_lives_though_it_was_closed_is_stopped_where_it_is() {
     let mut world = World::started(&[retried("a", 1)]);
     let first = world.engine.job_key(world.index("a"));
     world.end("a", failed(1));
-    let step = world.step(&mut [heard(report(first, started(world.now)), "grpc://elsewhere")].into());
+    let step = world.step(&mut [report_from(report(first, started(world.now)), "grpc://elsewhere")].into());
     assert!(step.is_unchanged() && step.stale[0].alive);
     let stop = &step.stops[0];
     assert_eq!(
         (stop.job_key, stop.runner, stop.source.clone()),
         (first, None, Some(source("grpc://elsewhere")))
     );
-    let step = world.step(&mut [heard(report(first, succeeded(&[])), "grpc://elsewhere")].into());
+    let step = world.step(&mut [report_from(report(first, succeeded(&[])), "grpc://elsewhere")].into());
     assert!(step.stops.is_empty() && !step.stale[0].alive);
 }
 
@@ -221,7 +221,7 @@ fn an_end_whose_dispatch_was_lost_is_taken_up() {
     world.place.live = false;
     world.go_back(1);
     assert_eq!(world.state("a"), NodeState::Ready);
-    world.feed([heard(report(key, started(world.now)), "grpc://known")]);
+    world.feed([report_from(report(key, started(world.now)), "grpc://known")]);
     assert_eq!((world.state("a"), world.node("a").runner), (NodeState::Running, Some(RUNNER)));
     assert_eq!(world.sent.len(), 1, "it is not sent again");
     world.succeed("a");
@@ -239,9 +239,9 @@ fn a_report_waits_until_its_node_may_run() {
     assert_eq!((world.state("a"), world.state("b")), (NodeState::Dispatched, NodeState::Pending));
     let step = world.step(
         &mut [
-            heard(report(sent[1], started(world.now)), "grpc://elsewhere"),
-            heard(report(sent[1], started(world.now)), "grpc://elsewhere"),
-            heard(report(sent[1], succeeded(&[("k", "v")])), "grpc://elsewhere"),
+            report_from(report(sent[1], started(world.now)), "grpc://elsewhere"),
+            report_from(report(sent[1], started(world.now)), "grpc://elsewhere"),
+            report_from(report(sent[1], succeeded(&[("k", "v")])), "grpc://elsewhere"),
         ]
         .into(),
     );
@@ -259,7 +259,7 @@ fn what_was_kept_of_a_node_that_does_not_run_is_stopped() {
         world.succeed("a");
         sent.clone_from(&world.sent);
     });
-    world.feed([heard(report(sent[1], accepted()), "grpc://elsewhere")]);
+    world.feed([report_from(report(sent[1], accepted()), "grpc://elsewhere")]);
     world.end("a", failed(1));
     assert_eq!(world.state("b"), NodeState::Skipped);
     assert_eq!((world.stops.len(), world.stops[0].job_key), (1, sent[1]));
@@ -269,7 +269,7 @@ fn what_was_kept_of_a_node_that_does_not_run_is_stopped() {
 fn an_attempt_found_at_an_unknown_place_is_stopped_there() {
     let mut world = gone_back(&[spec("a", &[])], 1, |_| {});
     let key = world.engine.job_key(world.index("a"));
-    world.feed([FlowEngineInput::Start, heard(report(key, accepted()), "grpc://elsewhere")]);
+    world.feed([FlowEngineInput::Start, report_from(report(key, accepted()), "grpc://elsewhere")]);
     assert_eq!((world.state("a"), world.node("a").runner), (NodeState::Dispatched, None));
     world.feed([FlowEngineInput::CancelFlow { grace_secs: 5 }]);
     assert_eq!(world.stops[0].source, Some(source("grpc://elsewhere")));
@@ -290,7 +290,7 @@ fn a_later_attempt_than_the_stored_one_closes_that() {
         }
         assert_eq!((world.state("a"), world.node("a").tries), (state, u32::from(state == NodeState::Ready)));
         world.place.live = true;
-        world.feed([heard(report(sent[1], started(world.now)), "grpc://known")]);
+        world.feed([report_from(report(sent[1], started(world.now)), "grpc://known")]);
         let a = world.node("a");
         assert_eq!((a.state, a.attempt, a.tries), (NodeState::Running, Attempt(2), 1));
         assert!(world.sent.is_empty());
@@ -309,7 +309,7 @@ fn an_attempt_that_cannot_be_is_stale() {
     let later = |world: &World, name: &str, by: u32| {
         let mut key = world.engine.job_key(world.index(name));
         key.attempt.0 += by;
-        heard(report(key, started(world.now)), "grpc://elsewhere")
+        report_from(report(key, started(world.now)), "grpc://elsewhere")
     };
     let mut inputs = [later(&world, "a", 1000), later(&world, "done", 1), later(&world, "ends", 1)].into();
     let step = world.step(&mut inputs);

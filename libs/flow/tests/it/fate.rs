@@ -38,7 +38,7 @@ pub(crate) struct Fate<'c> {
     past: Vec<NodeReport>,
     inputs: VecDeque<FlowEngineInput>,
     /// Flows that were asked for and have not been told of in full.
-    asked: BTreeSet<FlowId>,
+    flow_queries: BTreeSet<FlowId>,
     signals_given: usize,
     generation: usize,
     /// Trouble beyond what every flow has to bear without a change of its end.
@@ -74,7 +74,7 @@ impl<'c> Fate<'c> {
             mail: Vec::new(),
             past: Vec::new(),
             inputs: VecDeque::from([FlowEngineInput::Start]),
-            asked: BTreeSet::new(),
+            flow_queries: BTreeSet::new(),
             signals_given: 0,
             generation: 0,
             hostile,
@@ -112,7 +112,7 @@ impl<'c> Fate<'c> {
 
     /// Carries out a step's outputs once it is stored; an owner that dies then has sent no stops.
     fn take(&mut self, step: &FlowStepOutput, dies: bool) {
-        self.asked.extend(&step.flow_queries);
+        self.flow_queries.extend(&step.flow_queries);
         self.no_two_live(step);
         if !dies {
             self.stops.extend(step.stops.iter().map(|stop| stop.job_key));
@@ -236,7 +236,7 @@ impl<'c> Fate<'c> {
             4 if self.hostile && self.dice.one_in(4) => self.lose_supervisor(),
             5 if self.hostile && self.dice.one_in(4) => self.forget_one(),
             6 => self.give_signal(),
-            7 => self.tell_of_a_flow(),
+            7 => self.answer_flow_query(),
             8 if self.hostile && self.dice.one_in(2) => self.pass(),
             9 | 10 => self.stop_one(),
             _ => self.go_on(),
@@ -255,7 +255,7 @@ impl<'c> Fate<'c> {
             }
         } else if living.is_empty() {
             self.give_signal();
-            self.tell_of_a_flow();
+            self.answer_flow_query();
             self.pass();
         }
     }
@@ -306,11 +306,11 @@ impl<'c> Fate<'c> {
         }
     }
 
-    fn tell_of_a_flow(&mut self) {
-        if let Some(flow) = self.asked.pop_first() {
+    fn answer_flow_query(&mut self) {
+        if let Some(flow) = self.flow_queries.pop_first() {
             let mut status = end_of(flow);
             if flow == FINISHES_LATER && self.dice.one_in(2) {
-                self.asked.insert(flow);
+                self.flow_queries.insert(flow);
                 status = Some(FlowStatus::Started);
             }
             self.inputs.push_back(FlowEngineInput::FlowState { flow, status });

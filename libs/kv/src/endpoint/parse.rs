@@ -51,18 +51,18 @@ fn sentinel(rest: &str) -> Result<KvEndpoint> {
     if master.is_empty() {
         return Err(EndpointError::Master);
     }
-    let mut asking = Credentials::default();
+    let mut sentinel_credentials = Credentials::default();
     for (name, value) in parameters(query) {
         match name {
-            "sentinel_user" => asking.user = Some(unescape(value)?),
-            "sentinel_pass" => asking.password = Some(unescape(value)?.into()),
+            "sentinel_user" => sentinel_credentials.user = Some(unescape(value)?),
+            "sentinel_pass" => sentinel_credentials.password = Some(unescape(value)?.into()),
             other => return Err(unknown(other)),
         }
     }
     let place = RedisLocation::Sentinel {
         sentinels: addresses(sentinels, SENTINEL_PORT)?,
         master: unescape(master)?,
-        credentials: asking,
+        credentials: sentinel_credentials,
     };
     Ok(KvEndpoint { location: place, database: number(database)?, credentials })
 }

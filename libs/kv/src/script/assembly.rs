@@ -43,7 +43,7 @@ impl ScriptParameterNames {
         for line in part.lines() {
             let names =
                 line.strip_prefix("-- ").and_then(|line| line.strip_prefix(kind)?.strip_prefix(" = "));
-            for name in names.map(words).into_iter().flatten() {
+            for name in names.map(identifiers).into_iter().flatten() {
                 assert!(!self.all.contains(&name), "two {kind} are called `{name}`");
                 self.all.push(name);
             }
@@ -58,7 +58,7 @@ impl ScriptParameterNames {
         let mut numbered = parts.next().unwrap_or_default().to_owned();
         for part in parts {
             // `..` is no name.
-            let Some(name) = words(part).next().filter(|name| part.starts_with(name)) else {
+            let Some(name) = identifiers(part).next().filter(|name| part.starts_with(name)) else {
                 numbered.push_str(&prefix);
                 numbered.push_str(part);
                 continue;
@@ -105,7 +105,7 @@ fn pieces(whole: &str) -> Vec<ScriptSegment<'_>> {
     let mut pieces = vec![ScriptSegment { function: None, text: String::new() }];
     for line in whole.lines().filter(|line| !line.trim().is_empty()) {
         if let Some(rest) = line.strip_prefix(FUNCTION) {
-            pieces.push(ScriptSegment { function: words(rest).next(), text: String::new() });
+            pieces.push(ScriptSegment { function: identifiers(rest).next(), text: String::new() });
         }
         let piece = pieces.last_mut().expect("there is one from the beginning");
         piece.text.push_str(line);
@@ -123,9 +123,9 @@ fn used(pieces: &[ScriptSegment<'_>]) -> String {
     let mut to_see: Vec<&ScriptSegment<'_>> =
         pieces.iter().filter(|piece| piece.function.is_none()).collect();
     while let Some(piece) = to_see.pop() {
-        for word in words(&piece.text) {
-            if named.insert(word) {
-                to_see.extend(pieces.iter().filter(|piece| piece.function == Some(word)));
+        for identifier in identifiers(&piece.text) {
+            if named.insert(identifier) {
+                to_see.extend(pieces.iter().filter(|piece| piece.function == Some(identifier)));
             }
         }
     }
@@ -133,9 +133,9 @@ fn used(pieces: &[ScriptSegment<'_>]) -> String {
     pieces.iter().filter(is_used).map(|piece| piece.text.as_str()).collect()
 }
 
-/// The names and other words in a text.
-fn words(text: &str) -> impl Iterator<Item = &str> {
-    text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').filter(|word| !word.is_empty())
+/// The identifiers in a text, keywords and numbers included.
+fn identifiers(text: &str) -> impl Iterator<Item = &str> {
+    text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').filter(|identifier| !identifier.is_empty())
 }
 
 #[cfg(test)]
@@ -207,7 +207,7 @@ end
 
     #[test]
     #[should_panic(expected = "ARGV has no name `owner`")]
-    fn a_name_that_nobody_gives_is_no_argument() {
+    fn a_name_that_is_not_given_is_no_argument() {
         join(&[COMMON, "return ARGV.owner\n"]);
     }
 }

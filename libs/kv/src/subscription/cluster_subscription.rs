@@ -71,8 +71,8 @@ struct ClusterSubscriptionTask {
     cluster: Arc<Cluster>,
     topics: Vec<Topic>,
     event_sender: mpsc::Sender<KvSubscriptionEvent>,
-    heard: mpsc::Receiver<ClusterNodeEvent>,
-    hears: mpsc::Sender<ClusterNodeEvent>,
+    node_events: mpsc::Receiver<ClusterNodeEvent>,
+    node_event_sender: mpsc::Sender<ClusterNodeEvent>,
     listening: HashMap<RedisAddress, ClusterNodeSubscription>,
     map: Arc<ClusterSlotMap>,
 }
@@ -91,13 +91,13 @@ impl Drop for ClusterNodeSubscription {
 
 impl ClusterSubscriptionTask {
     fn new(cluster: Arc<Cluster>, topics: Vec<Topic>, sender: mpsc::Sender<KvSubscriptionEvent>) -> Self {
-        let (hears, heard) = mpsc::channel(NOTICES_BUFFER);
+        let (node_event_sender, node_events) = mpsc::channel(NOTICES_BUFFER);
         Self {
             cluster,
             topics,
             event_sender: sender,
-            heard,
-            hears,
+            node_events,
+            node_event_sender,
             listening: HashMap::new(),
             map: Arc::default(),
         }
@@ -118,12 +118,12 @@ impl ClusterSubscriptionTask {
                 // The sender lives as long as the cluster.
                 _ = changes.changed() => {
                     self.follow();
-                    if self.hears_anybody() {
+                    if self.is_any_subscribed() {
                         self.subscribed().await;
                     }
                 }
-                heard = self.heard.recv() => match heard {
-                    Some((address, notice)) => self.hear(address, notice).await,
+                event = self.node_events.recv() => match event {
+                    Some((address, notice)) => self.handle(address, notice).await,
                     None => return,
                 },
             }
@@ -138,16 +138,16 @@ impl ClusterSubscriptionTask {
         for (address, link) in primaries {
             self.listening.entry(address.clone()).or_insert_with(|| {
                 let listener = ServerSubscription::new(Arc::clone(&link.server), self.topics.clone());
-                let task = tokio::spawn(listen(listener, address.clone(), self.hears.clone()));
+                let task = tokio::spawn(listen(listener, address.clone(), self.node_event_sender.clone()));
                 ClusterNodeSubscription { task: task.abort_handle(), is_subscribed: false }
             });
         }
     }
 
-    async fn hear(&mut self, address: RedisAddress, notice: KvSubscriptionEvent) {
-        let is_heard = self.listening.get_mut(&address).map(|listening| &mut listening.is_subscribed);
+    async fn handle(&mut self, address: RedisAddress, notice: KvSubscriptionEvent) {
+        let is_subscribed = self.listening.get_mut(&address).map(|listening| &mut listening.is_subscribed);
         // From one that was just left.
-        let Some(is_subscribed) = is_heard else { return };
+        let Some(is_subscribed) = is_subscribed else { return };
         match notice {
             KvSubscriptionEvent::Message { channel, payload } => {
                 let serves =
@@ -177,7 +177,7 @@ impl ClusterSubscriptionTask {
     }
 
     async fn lost(&mut self, error: Error) {
-        if self.hears_anybody() {
+        if self.is_any_subscribed() {
             tracing::warn!(%error, "a node of the cluster is not subscribed to until it, or its successor, is back");
             self.send(KvSubscriptionEvent::Partial).await;
         } else {
@@ -188,7 +188,7 @@ impl ClusterSubscriptionTask {
         }
     }
 
-    fn hears_anybody(&self) -> bool {
+    fn is_any_subscribed(&self) -> bool {
         self.listening.values().any(|listening| listening.is_subscribed)
     }
 
@@ -201,11 +201,11 @@ impl ClusterSubscriptionTask {
 async fn listen(
     mut listener: ServerSubscription,
     address: RedisAddress,
-    hears: mpsc::Sender<ClusterNodeEvent>,
+    node_event_sender: mpsc::Sender<ClusterNodeEvent>,
 ) {
     loop {
         let notice = listener.next().await;
-        if hears.send((address.clone(), notice)).await.is_err() {
+        if node_event_sender.send((address.clone(), notice)).await.is_err() {
             return;
         }
     }

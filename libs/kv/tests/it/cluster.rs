@@ -35,7 +35,7 @@ fn primary(cluster: &RedisCluster, tag: &str) -> (usize, String) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn keys_are_asked_of_whoever_serves_them() {
+async fn keys_are_read_from_the_primary_that_serves_them() {
     let mut cluster = RedisCluster::start();
     let kv = open(&cluster.url());
     assert_eq!(kv.primaries().await.expect("the map").len(), 3);
@@ -43,7 +43,7 @@ async fn keys_are_asked_of_whoever_serves_them() {
         assert_eq!(raise(&kv, tag).await, Ok(1));
     }
     a_slot_moves(&cluster, &kv).await;
-    hints_are_heard_once(&kv).await;
+    check_hints_arrive_once(&kv).await;
     a_primary_dies(&mut cluster, &kv).await;
     a_wait_follows(&mut cluster, &kv).await;
     a_replica_takes_over_from_a_living_primary(&cluster, &kv).await;
@@ -87,7 +87,7 @@ async fn a_slot_moves(cluster: &RedisCluster, kv: &Kv) {
 }
 
 /// The three primaries, one after the other; until the last of them not all.
-async fn all_are_heard(subscription: &mut KvSubscription) {
+async fn expect_all_subscribed(subscription: &mut KvSubscription) {
     for notice in [
         KvSubscriptionEvent::Subscribed,
         KvSubscriptionEvent::Partial,
@@ -100,9 +100,9 @@ async fn all_are_heard(subscription: &mut KvSubscription) {
 }
 
 /// Every node passes on what is published at any, and a hint is received once all the same.
-async fn hints_are_heard_once(kv: &Kv) {
+async fn check_hints_arrive_once(kv: &Kv) {
     let mut subscription = kv.subscribe(vec![Topic::Pattern("{*}:hint".to_owned())]);
-    all_are_heard(&mut subscription).await;
+    expect_all_subscribed(&mut subscription).await;
     for round in 1..=20_i64 {
         for tag in TAGS {
             let channel = format!("{{{tag}}}:hint");
@@ -119,7 +119,7 @@ async fn hints_are_heard_once(kv: &Kv) {
 async fn a_primary_dies(cluster: &mut RedisCluster, kv: &Kv) {
     let tag = TAGS[1];
     let mut subscription = kv.subscribe(vec![Topic::Channel(format!("{{{tag}}}:hint"))]);
-    all_are_heard(&mut subscription).await;
+    expect_all_subscribed(&mut subscription).await;
     let before = raised(kv, tag).await;
     let (killed, _) = primary(cluster, tag);
     // What is not replicated yet dies with it.
@@ -129,7 +129,7 @@ async fn a_primary_dies(cluster: &mut RedisCluster, kv: &Kv) {
     assert_eq!(raised(kv, tag).await, before + 2);
     // A cache that relies on changes has to learn that it would miss them.
     assert_eq!(subscription.next().await, KvSubscriptionEvent::Partial);
-    let heard_again = async {
+    let arrives_again = async {
         let mut last = KvSubscriptionEvent::Partial;
         loop {
             match subscription.next().await {
@@ -144,7 +144,7 @@ async fn a_primary_dies(cluster: &mut RedisCluster, kv: &Kv) {
             }
         }
     };
-    tokio::time::timeout(PATIENCE, heard_again).await.expect("the one that took its place is heard");
+    tokio::time::timeout(PATIENCE, arrives_again).await.expect("the one that took its place is heard");
     for other in TAGS {
         let _ = raised(kv, other).await;
     }

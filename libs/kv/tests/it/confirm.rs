@@ -162,7 +162,7 @@ async fn a_round_that_breaks_leaves_an_unknown_outcome() {
 }
 
 #[tokio::test]
-async fn whoever_does_not_wait_any_more_harms_nobody() {
+async fn a_caller_that_does_not_wait_any_more_harms_no_other() {
     let pair = Pair::start().await;
     let connection = open(&pair.primary.url()).default_database();
     pair.replica.pause();

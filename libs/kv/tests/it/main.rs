@@ -27,7 +27,7 @@ async fn get(kv: &Kv, database: u32, key: &str) -> Result<Value, Error> {
 }
 
 #[tokio::test]
-async fn whoever_connects_keeps_nobody_waiting_by_not_being_polled() {
+async fn a_connection_that_is_not_polled_keeps_no_other_waiting() {
     let redis = RedisServer::start();
     let kv = open(&redis.url());
     // It begins to connect, and is not polled again before the other one is done.

@@ -25,7 +25,7 @@ pub(super) struct DaemonConnection {
     timings: Timings,
     metrics: Metrics,
     api: watch::Sender<Option<Arc<DaemonApi>>>,
-    standing: watch::Sender<BusStatus>,
+    status: watch::Sender<BusStatus>,
     /// Calls that may wait for a reply together …
     calls: Semaphore,
     /// … and those among them to nodes that may not be there, which must not take all of them.
@@ -44,7 +44,7 @@ impl DaemonConnection {
             timings: config.timings,
             metrics,
             api: watch::Sender::new(None),
-            standing: watch::Sender::new(BusStatus { up: false, problem, node: None }),
+            status: watch::Sender::new(BusStatus { up: false, problem, node: None }),
             calls: Semaphore::new(calls),
             probes: Semaphore::new(calls / 2),
         }
@@ -52,12 +52,12 @@ impl DaemonConnection {
 
     /// Returns the state of the connection, to follow.
     pub(super) fn status(&self) -> watch::Receiver<BusStatus> {
-        self.standing.subscribe()
+        self.status.subscribe()
     }
 
     /// Returns the problem of the connection, in words.
     pub(super) fn problem(&self) -> String {
-        self.standing.borrow().problem.clone()
+        self.status.borrow().problem.clone()
     }
 
     /// Waits until it stands.
@@ -108,10 +108,10 @@ impl DaemonConnection {
                     self.watch(&api).await;
                 }
                 Err(error) => {
-                    self.standing.send_if_modified(|standing| {
+                    self.status.send_if_modified(|status| {
                         let problem = error.to_string();
-                        let changed = standing.up || standing.problem != problem;
-                        (standing.up, standing.problem) = (false, problem);
+                        let changed = status.up || status.problem != problem;
+                        (status.up, status.problem) = (false, problem);
                         changed
                     });
                     tracing::debug!(url = self.url, %error, "the Mycelium daemon is not there");
@@ -150,18 +150,18 @@ impl DaemonConnection {
     }
 
     fn came_up(&self, node: BusNode) {
-        self.standing.send_if_modified(|standing| {
-            let changed = !standing.up || standing.node.as_ref() != Some(&node);
-            if !standing.up {
+        self.status.send_if_modified(|status| {
+            let changed = !status.up || status.node.as_ref() != Some(&node);
+            if !status.up {
                 tracing::info!(url = self.url, key = %node.key, "the Mycelium daemon is there");
             }
-            standing.problem.clear();
-            if let Some(before) = standing.node.as_ref().filter(|before| before.key != node.key) {
+            status.problem.clear();
+            if let Some(before) = status.node.as_ref().filter(|before| before.key != node.key) {
                 // Those who know us by the former key do not find us any more.
                 tracing::warn!(before = %before.key, now = %node.key, "the Mycelium daemon has another key");
             }
-            standing.up = true;
-            standing.node = Some(node);
+            status.up = true;
+            status.node = Some(node);
             changed
         });
         self.metrics.up.set(1);
@@ -171,9 +171,9 @@ impl DaemonConnection {
         tracing::warn!(url = self.url, problem, "the Mycelium daemon is lost");
         self.metrics.up.set(0);
         self.metrics.lost.inc();
-        self.standing.send_modify(|standing| {
-            standing.up = false;
-            problem.clone_into(&mut standing.problem);
+        self.status.send_modify(|status| {
+            status.up = false;
+            problem.clone_into(&mut status.problem);
         });
     }
 }

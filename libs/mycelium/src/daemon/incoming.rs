@@ -364,7 +364,7 @@ impl DaemonBusInner {
             }
         }
         match self.late_answers.from(&message.id) {
-            Some(asked) if asked == message.from => {
+            Some(callee) if callee == message.from => {
                 self.metrics.late_replies.inc();
                 self.late_answers.came(&message.id);
                 self.hand_over_answer(message.clone()).await;

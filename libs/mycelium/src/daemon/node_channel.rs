@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn whoever_waits_for_an_absent_node_goes_on_when_it_is_heard_of() {
+    async fn a_send_to_an_absent_node_goes_on_when_that_node_shows_itself() {
         let lanes = lanes();
         let lane = lanes.to(KEY);
         for _ in 0..10 {

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use crate::setup::{SCHEMES, TOPIC, bus, daemons, next, stand_ins, until};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_is_absent_holds_up_nobody_else() {
+async fn an_absent_node_holds_up_no_other() {
     for scheme in SCHEMES {
         let [a, b] = daemons();
         let (sender, receiver) = (bus(&a, scheme), bus(&b, scheme));
@@ -77,7 +77,7 @@ async fn all_that_waited_arrives_once_when_a_node_returns() {
             until("it is noticed", || sender.metrics.absent.get() == 1).await;
             overlay.restore(b.stand_in().identity());
         };
-        let hearing = async {
+        let receiving = async {
             let mut seen = HashMap::new();
             while seen.len() < 100 {
                 let incoming = next(&mut inbox).await;
@@ -85,7 +85,7 @@ async fn all_that_waited_arrives_once_when_a_node_returns() {
             }
             seen
         };
-        let (sent, (), seen) = tokio::join!(sending, returning, hearing);
+        let (sent, (), seen) = tokio::join!(sending, returning, receiving);
         assert!(sent.iter().all(Result::is_ok), "{sent:?}");
         assert!(seen.values().all(|times| *times == 1));
         assert_eq!((sender.metrics.absent.get(), receiver.metrics.received.get()), (0, 101));

@@ -63,13 +63,13 @@ async fn both_sides_call_and_a_handler_may_ask_back() {
             assert_eq!(answer.get(), format!("[{n}]"));
         }
         // More of them than may be under way: none of them waits for its own answer.
-        let asked = join_all((0..40).map(|_| peer.call("ask", &[0], WAIT))).await;
-        assert!(asked.into_iter().all(|answer| answer.unwrap().get() == r#"["blob"]"#));
+        let answers = join_all((0..40).map(|_| peer.call("ask", &[0], WAIT))).await;
+        assert!(answers.into_iter().all(|answer| answer.unwrap().get() == r#"["blob"]"#));
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_calls_an_absent_node_hears_of_it_in_time() {
+async fn a_call_to_an_absent_node_fails_in_time() {
     let [a] = daemons::<1>();
     let here = bus(&a, "ws");
     let coordinator = peers(&here.bus, BACK, TOPIC);
@@ -111,10 +111,10 @@ async fn a_node_that_knows_only_json_answers_by_reply_or_by_push() {
     let question = br#"{"jsonrpc":"2.0","method":"echo","params":[7],"id":"x"}"#;
     let expected = br#"{"jsonrpc":"2.0","id":"x","result":[7]}"#;
     assert_eq!(&other.ask(own, BACK, question).await[..], expected);
-    let asked = other.push(own, BACK, question).await;
+    let question_id = other.push(own, BACK, question).await;
     // A node sends an answer until its daemon has it, so that the answer to the first question may come once more.
     let mut answer = other.popped("").await;
-    while answer.id != asked {
+    while answer.id != question_id {
         assert_eq!(&answer.payload[..], expected);
         answer = other.popped("").await;
     }

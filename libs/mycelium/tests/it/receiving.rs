@@ -56,10 +56,10 @@ async fn a_full_inbox_leaves_messages_in_the_daemon() {
     until("it is full", || receiver.metrics.inbox_full.get() > 0).await;
     assert_eq!(sends.len(), 10);
     assert!(b.raw().oldest(true, Some(TOPIC)).await.is_some());
-    let hearing = async {
-        let mut heard = std::collections::HashSet::new();
-        while heard.len() < total {
-            assert!(heard.insert(next(&mut inbox).await.payload), "each comes once");
+    let receiving = async {
+        let mut received = std::collections::HashSet::new();
+        while received.len() < total {
+            assert!(received.insert(next(&mut inbox).await.payload), "each comes once");
         }
     };
     let sending = async {
@@ -67,7 +67,7 @@ async fn a_full_inbox_leaves_messages_in_the_daemon() {
             sent.unwrap()
         }
     };
-    tokio::join!(hearing, sending);
+    tokio::join!(receiving, sending);
     assert_eq!(receiver.metrics.received.get(), total as u64);
 }
 

@@ -17,11 +17,11 @@ async fn a_strangers_reply_is_refused_and_counted() {
         let answering = async {
             let frame = other.popped(TOPIC).await;
             assert_eq!((body(&frame.payload), frame.from), (&b"job"[..], own));
-            let said = acknowledgement(&frame.payload);
-            c.raw().reply(&frame.id, own, &said).await;
+            let reply = acknowledgement(&frame.payload);
+            c.raw().reply(&frame.id, own, &reply).await;
             until("it is refused", || sender.metrics.strangers.get() == 1).await;
             assert_eq!(sender.metrics.in_flight.get(), 1, "nobody has it");
-            other.reply(&frame.id, own, &said).await;
+            other.reply(&frame.id, own, &reply).await;
         };
         let (sent, ()) = tokio::join!(sender.send(to, "job"), answering);
         assert_eq!(sent, Ok(()));
@@ -40,10 +40,10 @@ async fn a_stranger_among_the_late_replies_is_refused_too() {
     let answering = async {
         let frame = other.popped(TOPIC).await;
         until("nobody waits in a push any more", || sender.metrics.absent.get() == 1).await;
-        let said = acknowledgement(&frame.payload);
-        c.raw().reply("0123456789abcdef", own, &said).await;
+        let reply = acknowledgement(&frame.payload);
+        c.raw().reply("0123456789abcdef", own, &reply).await;
         until("it is refused", || sender.metrics.strangers.get() == 1).await;
-        other.reply(&frame.id, own, &said).await;
+        other.reply(&frame.id, own, &reply).await;
     };
     let (sent, ()) = tokio::join!(sender.send(to, "job"), answering);
     assert_eq!((sent, sender.metrics.strangers.get()), (Ok(()), 1));
@@ -73,7 +73,7 @@ async fn late_replies_are_found() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_nobody_acknowledges_is_pushed_again_as_the_same() {
+async fn what_is_not_acknowledged_is_pushed_again_as_the_same() {
     let [a, b] = daemons();
     let sender = bus(&a, "ws");
     let (own, other) = (sender.key().await, b.raw());

@@ -102,8 +102,8 @@ async fn parts_that_were_held_by_a_bus_that_is_gone_are_sent_again() {
         let mut inbox = second.listen();
         (next(&mut inbox).await.payload, inbox, second)
     };
-    let ((), (heard, ..)) = tokio::join!(sending, receiving);
-    assert!(heard == expected);
+    let ((), (received, ..)) = tokio::join!(sending, receiving);
+    assert!(received == expected);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -115,22 +115,22 @@ async fn a_daemon_that_is_not_there_yet_is_waited_for_and_said_so() {
         let (sender, receiver) = (bus(&a, scheme), bus(&b, scheme));
         let mut inbox = receiver.listen();
         let to = receiver.key().await;
-        let standing = sender.bus.status();
-        until("it says what is wrong", || standing.borrow().problem.contains("refused")).await;
-        assert!(!standing.borrow().up && sender.bus.key().is_none() && sender.metrics.up.get() == 0);
+        let status = sender.bus.status();
+        until("it says what is wrong", || status.borrow().problem.contains("refused")).await;
+        assert!(!status.borrow().up && sender.bus.key().is_none() && sender.metrics.up.get() == 0);
         let late = sender.send_within(to, "late", Duration::from_millis(100)).await;
         assert!(matches!(&late, Err(BusError::Down(problem)) if problem.contains("refused")), "{late:?}");
         let launching = async {
             until("a payload waits", || sender.metrics.in_flight.get() == 1).await;
             a.launch();
         };
-        let (sent, (), heard) = tokio::join!(sender.send(to, "waited"), launching, inbox.next());
-        assert_eq!((sent, &heard.unwrap().payload[..]), (Ok(()), &b"waited"[..]));
-        let node = standing.borrow().node.clone().unwrap();
+        let (sent, (), received) = tokio::join!(sender.send(to, "waited"), launching, inbox.next());
+        assert_eq!((sent, &received.unwrap().payload[..]), (Ok(()), &b"waited"[..]));
+        let node = status.borrow().node.clone().unwrap();
         assert_eq!((Some(node.key), node.ip), (sender.bus.key(), Some(a.stand_in().identity().ip)));
         assert!(node.takes_any_topic && sender.metrics.up.get() == 1);
         a.kill();
-        until("it says that it is down", || !standing.borrow().up && sender.metrics.up.get() == 0).await;
+        until("it says that it is down", || !status.borrow().up && sender.metrics.up.get() == 0).await;
         assert_eq!(sender.metrics.lost.get(), 1);
     }
 }
@@ -143,10 +143,10 @@ async fn a_daemon_with_too_many_connections_is_come_back_to() {
         held.push(jsonrpsee_ws_client::WsClientBuilder::new().build(a.url("ws")).await.unwrap());
     }
     let end = bus(&a, "http");
-    let standing = end.bus.status();
-    until("it says what is wrong", || standing.borrow().problem.contains("too many connections")).await;
+    let status = end.bus.status();
+    until("it says what is wrong", || status.borrow().problem.contains("too many connections")).await;
     drop(held);
-    until("it is up", || standing.borrow().up).await;
+    until("it is up", || status.borrow().up).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -162,12 +162,12 @@ async fn somebody_elses_pop_holds_up_and_loses_nothing() {
             sender.send(to, n.to_string()).await.unwrap();
         }
     };
-    let hearing = async {
+    let receiving = async {
         for _ in 0..20 {
             next(&mut inbox).await;
         }
     };
-    let (popped, (), ()) = tokio::join!(popping, sending, hearing);
+    let (popped, (), ()) = tokio::join!(popping, sending, receiving);
     popped.unwrap();
     assert_eq!(receiver.metrics.received.get(), 20);
 }

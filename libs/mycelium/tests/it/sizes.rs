@@ -14,7 +14,7 @@ fn payload(size: usize) -> Bytes {
 }
 
 /// Everything that comes, until all of these sizes have.
-async fn hear(inbox: &mut BusInbox, mut sizes: Vec<usize>) {
+async fn receive(inbox: &mut BusInbox, mut sizes: Vec<usize>) {
     while !sizes.is_empty() {
         let incoming = next(inbox).await;
         let place = sizes.iter().position(|size| *size == incoming.payload.len());
@@ -35,7 +35,7 @@ async fn every_size_arrives() {
             let sent = sender.send(to, payload(size));
             async move { sent.await.unwrap() }
         });
-        tokio::join!(sending, hear(&mut inbox, sizes));
+        tokio::join!(sending, receive(&mut inbox, sizes));
         assert!(sender.metrics.padded.get() > 500, "a fifth of all sizes never arrives");
         assert_eq!((receiver.metrics.received.get(), sender.metrics.in_flight.get()), (2711, 0));
     }
@@ -50,7 +50,7 @@ async fn large_payloads_go_in_parts() {
         let to = receiver.key().await;
         for size in [0, 64 * 1024, 640 * 1024, MIB - 1, MIB, MIB + 1, MESSAGE_BYTES_MAX] {
             let sending = async { sender.send(to, payload(size)).await.unwrap() };
-            tokio::join!(sending, hear(&mut inbox, vec![size]));
+            tokio::join!(sending, receive(&mut inbox, vec![size]));
         }
         let refused = sender.send(to, payload(MESSAGE_BYTES_MAX + 1)).await;
         let bytes = MESSAGE_BYTES_MAX + 1;
@@ -71,16 +71,16 @@ async fn plain_json_arrives_in_every_size_or_is_refused() {
         let sent = sender.bus.send(plain(size));
         async move { sent.await.unwrap() }
     });
-    let hearing = async {
+    let receiving = async {
         let mut missing = sizes.to_vec();
         while !missing.is_empty() {
             let incoming = next(&mut inbox).await;
-            let heard = incoming.payload.trim_ascii_end();
-            let place = missing.iter().position(|size| *size == heard.len()).expect("each comes once");
-            assert!(heard == text(missing.remove(place)).as_bytes() && incoming.form == PayloadForm::Plain);
+            let payload = incoming.payload.trim_ascii_end();
+            let place = missing.iter().position(|size| *size == payload.len()).expect("each comes once");
+            assert!(payload == text(missing.remove(place)).as_bytes() && incoming.form == PayloadForm::Plain);
         }
     };
-    tokio::join!(sending, hearing);
+    tokio::join!(sending, receiving);
     let bytes = FRAME_BYTES_MAX + 1;
     let refused = sender.bus.send(plain(bytes)).await;
     assert_eq!(refused, Err(BusError::TooLarge { bytes, bytes_max: FRAME_BYTES_MAX }));

@@ -280,7 +280,7 @@ mod tests {
             result: None,
             time: Timestamp::from_millis(1000),
         };
-        let told = apply_event(&later, &change(FlowStatus::Started, 2), Revision(10));
+        let sent = apply_event(&later, &change(FlowStatus::Started, 2), Revision(10));
         let expected = v1::Flow {
             result: Default::default(),
             deadline_time: time_of(5000),
@@ -290,16 +290,16 @@ mod tests {
             revision: 10,
             ..later.clone()
         };
-        assert_eq!(told, expected, "it was read after it had ended");
-        let told = apply_event(&later, &change(FlowStatus::Finished, 2), Revision(10));
-        assert_eq!((&told.result, told.result_truncated), (&later.result, false));
-        let told = apply_event(&later, &change(FlowStatus::Finished, 1), Revision(10));
-        assert!(told.result.is_empty() && told.result_truncated, "the result of that run is gone");
+        assert_eq!(sent, expected, "it was read after it had ended");
+        let sent = apply_event(&later, &change(FlowStatus::Finished, 2), Revision(10));
+        assert_eq!((&sent.result, sent.result_truncated), (&later.result, false));
+        let sent = apply_event(&later, &change(FlowStatus::Finished, 1), Revision(10));
+        assert!(sent.result.is_empty() && sent.result_truncated, "the result of that run is gone");
         let result: model::flow::ResultMap = [("a.k".to_owned(), "0".to_owned())].into();
         let change = FlowEvent { result: Some(result.clone()), ..change(FlowStatus::Finished, 1) };
-        let told = apply_event(&later, &change, Revision(10));
+        let sent = apply_event(&later, &change, Revision(10));
         assert_eq!(
-            (told.result.into_iter().collect(), told.result_truncated),
+            (sent.result.into_iter().collect(), sent.result_truncated),
             (result, false),
             "it came along"
         );
@@ -326,8 +326,8 @@ mod tests {
             create_time: Some(time::to_wire(Timestamp::from_millis(500))),
             ..v1::Flow::default()
         };
-        let told = summary_at(&change, Revision(10)).expect("it says all of it");
-        assert_eq!(told, summary(&apply_event(&flow, &change, Revision(10))));
+        let sent = summary_at(&change, Revision(10)).expect("it says all of it");
+        assert_eq!(sent, summary(&apply_event(&flow, &change, Revision(10))));
         for lacking in [
             FlowEvent { name: None, ..change.clone() },
             FlowEvent { caller_id: None, ..change.clone() },

@@ -13,7 +13,7 @@ use queue::{
     PopBinding, RotationAuthority, SupervisorQueues,
 };
 
-use crate::attempt_states::{AttemptPlace, AttemptStanding};
+use crate::attempt_states::{AttemptPlace, StoredAttempt};
 use crate::legacy::{ACTOR_QUEUE, binding};
 use crate::legacy_worker::{LegacyTestTask, LegacyTestWorker, PopSide};
 use crate::setup::{COORDINATOR, QueueTestBench, ending, execution, instance, job_key, offer};
@@ -117,7 +117,7 @@ pub(crate) enum AttemptCall {
     AcceptFromAnother,
     ForgetForAnother,
     DropForAnother,
-    TellAgain,
+    Resend,
     Measure,
     Index,
     FindForeign,
@@ -139,7 +139,7 @@ pub(crate) const IDLE_CALLS: [AttemptCall; 18] = [
     AttemptCall::AcceptFromAnother,
     AttemptCall::ForgetForAnother,
     AttemptCall::DropForAnother,
-    AttemptCall::TellAgain,
+    AttemptCall::Resend,
     AttemptCall::Measure,
     AttemptCall::Index,
     AttemptCall::FindForeign,
@@ -248,22 +248,22 @@ impl<'a> AttemptStage<'a> {
         &self.calls
     }
 
-    async fn standing(&self) -> AttemptStanding {
+    async fn stored(&self) -> StoredAttempt {
         let key = self.key.unwrap_or_else(|| job_key(1));
-        AttemptStanding::of(&self.bench.kv.database(15), &[key]).await.remove(0)
+        StoredAttempt::of(&self.bench.kv.database(15), &[key]).await.remove(0)
     }
 
     /// Where the attempt stands, and what decides what follows.
     pub(crate) async fn place(&self) -> AttemptPlace {
-        let standing = self.standing().await;
+        let stored = self.stored().await;
         let exists = async |key: &str| self.cmd(Cmd::new("EXISTS").arg(key)).await.uint() == Ok(1);
         let is_handed = exists(&k::handed(&instance(1))).await;
         let is_awaited = exists(TAKERS).await;
         AttemptPlace {
-            is_popped: self.popped.is_some() && (standing.state == "queued" || self.origin.has_others()),
-            is_handed: standing.state == "started" && is_handed,
-            is_awaited: standing.state == "none" && is_awaited,
-            standing,
+            is_popped: self.popped.is_some() && (stored.state == "queued" || self.origin.has_others()),
+            is_handed: stored.state == "started" && is_handed,
+            is_awaited: stored.state == "none" && is_awaited,
+            stored,
         }
     }
 
@@ -319,7 +319,7 @@ impl<'a> AttemptStage<'a> {
             AttemptCall::Expire => self.expire(key).await,
             AttemptCall::TakeAtEnd => self.take_at_end(key).await,
             AttemptCall::OthersAreSilent => {
-                if self.standing().await.state == "started" {
+                if self.stored().await.state == "started" {
                     self.write(&k::job(key), "started_at", "1.000").await;
                 }
                 self.sweep().await;
@@ -340,7 +340,7 @@ impl<'a> AttemptStage<'a> {
     /// Calls that change no state.
     async fn idle_call(&mut self, call: AttemptCall, key: JobKey) {
         let supervisor = self.supervisor.clone();
-        let is_known = self.standing().await.state != "none";
+        let is_known = self.stored().await.state != "none";
         match call {
             AttemptCall::FinishOfAnother => {
                 let (another, ..) = self.bench.join_giving(2, GIVEN).await;
@@ -353,7 +353,7 @@ impl<'a> AttemptStage<'a> {
             AttemptCall::Refresh => drop(self.one.0.refresh().await.expect("an answer")),
             AttemptCall::PutBack => drop(supervisor.requeue_unclaimed().await.expect("put back")),
             AttemptCall::PutBackOpen => {
-                if self.standing().await.state == "queued" {
+                if self.stored().await.state == "queued" {
                     self.write(&k::job(key), "missing_since", "1").await;
                 }
                 supervisor.sweep_open().await.expect("swept");
@@ -375,7 +375,7 @@ impl<'a> AttemptStage<'a> {
             AttemptCall::DropForAnother if is_known && !self.origin.is_dispatcher() => {
                 drop(supervisor.drop_context(key.context, ANOTHER).await);
             }
-            AttemptCall::TellAgain => {
+            AttemptCall::Resend => {
                 supervisor.resend_end(key).await.expect("told");
                 supervisor.resend_started().await.map(drop).expect("told");
             }
@@ -417,7 +417,7 @@ impl<'a> AttemptStage<'a> {
         if !self.origin.is_dispatcher() {
             return;
         }
-        let is_new = self.standing().await.state == "none";
+        let is_new = self.stored().await.state == "none";
         let from = PopBinding {
             queue: LegacyQueue::parse(ACTOR_QUEUE).expect("an old queue"),
             script_type: ScriptType::Shell,
@@ -454,7 +454,7 @@ impl<'a> AttemptStage<'a> {
             return;
         }
         // It goes before the attempt, which is left in its queue.
-        let free = if self.standing().await.state == "queued" { 1 } else { 4 };
+        let free = if self.stored().await.state == "queued" { 1 } else { 4 };
         let (one, intake) = &mut self.one;
         let taken = intake.next(free, pending()).await.expect("an answer");
         assert!(taken.iter().any(|taken| taken.execution.job_key == job_key), "{taken:?}");
@@ -493,8 +493,8 @@ impl<'a> AttemptStage<'a> {
     async fn keep(&self) {
         if self.cmd(Cmd::new("XLEN").arg(k::DONE)).await.uint().expect("a number") > 0 {
             let mut reader = self.supervisor.events();
-            let told = reader.next(pending()).await.expect("events");
-            reader.acknowledge(&told).await.expect("acknowledged");
+            let events = reader.next(pending()).await.expect("events");
+            reader.acknowledge(&events).await.expect("acknowledged");
         }
     }
 }

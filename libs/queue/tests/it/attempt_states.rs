@@ -39,7 +39,7 @@ pub(crate) fn lead(written: &BTreeSet<AttemptChange>, events: &[&str], from: &st
 
 /// Where an attempt stands, as the store has it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct AttemptStanding {
+pub(crate) struct StoredAttempt {
     /// The state, by its name on the page.
     pub(crate) state: String,
     /// Field `state` of its record: of one that is kept, how it ended.
@@ -51,7 +51,7 @@ pub(crate) struct AttemptStanding {
     is_to_forget: bool,
 }
 
-impl AttemptStanding {
+impl StoredAttempt {
     /// Reads several in one round trip.
     pub(crate) async fn of(db: &KvConnection, keys: &[JobKey]) -> Vec<Self> {
         let mut pipeline = Pipeline::new();
@@ -95,7 +95,7 @@ impl AttemptStanding {
 /// Everything that decides what may follow: where an attempt stands, and what its record does not say.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct AttemptPlace {
-    pub(crate) standing: AttemptStanding,
+    pub(crate) stored: StoredAttempt,
     /// True if its entry was popped, by whoever may take it.
     pub(crate) is_popped: bool,
     /// True if it was handed to an instance that has not fetched it.
@@ -105,7 +105,7 @@ pub(crate) struct AttemptPlace {
 }
 
 /// The changes that a call made: mostly none or one; several where one script, or one look at what others did, makes them in a row.
-fn changes(call: AttemptCall, before: &AttemptStanding, after: &AttemptStanding) -> Vec<AttemptChange> {
+fn changes(call: AttemptCall, before: &StoredAttempt, after: &StoredAttempt) -> Vec<AttemptChange> {
     let mut steps = Vec::new();
     let mut at = before.state.as_str();
     if before.taker.is_empty() && !after.taker.is_empty() {
@@ -154,11 +154,11 @@ async fn observe(bench: &QueueTestBench, origin: AttemptOrigin) -> Vec<ObservedC
             if after == before {
                 continue;
             }
-            for change in changes(call, &before.standing, &after.standing) {
+            for change in changes(call, &before.stored, &after.stored) {
                 observed.push(ObservedChange { change, origin, calls: stage.calls().to_vec() });
             }
             // What is to stop, and is not stopped, goes on as before.
-            after.standing.is_to_stop = before.standing.is_to_stop;
+            after.stored.is_to_stop = before.stored.is_to_stop;
             if places.insert(after) {
                 paths.push_back([&path[..], &[call]].concat());
             }
@@ -167,8 +167,8 @@ async fn observe(bench: &QueueTestBench, origin: AttemptOrigin) -> Vec<ObservedC
         }
         for call in IDLE_CALLS {
             stage.call(call).await;
-            let standing = stage.place().await.standing;
-            assert_eq!(standing, before.standing, "{origin:?}: {:?}", stage.calls());
+            let stored = stage.place().await.stored;
+            assert_eq!(stored, before.stored, "{origin:?}: {:?}", stage.calls());
         }
     }
     println!("{origin:?}: {} changes in {} places", observed.len(), places.len());

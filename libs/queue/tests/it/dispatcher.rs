@@ -61,7 +61,7 @@ impl QueueTestBench {
         texts
     }
 
-    fn said(&self, hash: &str) -> Vec<String> {
+    fn job_fields(&self, hash: &str) -> Vec<String> {
         self.texts(&["HMGET", hash, "status", "output", "result", "error"])
     }
 
@@ -97,11 +97,11 @@ async fn our_instances_run_them_and_answer_as_old_workers_would() {
         assert_eq!(taken.grants.disk_bytes, 7);
         assert_eq!(job.script, model::ScriptSource::Inline("echo hi".into()));
         let hash = if list == ACTOR_QUEUE { format!("hero:job:{entry}") } else { entry.to_owned() };
-        assert_eq!(bench.said(&hash)[0], "started");
+        assert_eq!(bench.job_fields(&hash)[0], "started");
         let end = printed(ending(job.job_key, Outcome::Succeeded), "hi");
         assert_eq!(worker.finish(&end).await, Ok(JobRecordOutcome::Recorded));
         assert_eq!(worker.finish(&end).await, Ok(JobRecordOutcome::Recorded), "again, after a lost answer");
-        assert_eq!(bench.said(&hash), ["finished", "hi", r#"{"k":"v"}"#, ""]);
+        assert_eq!(bench.job_fields(&hash), ["finished", "hi", r#"{"k":"v"}"#, ""]);
         assert_eq!(bench.replies(id), [r#"{"k":"v"}"#, r#"{"k":"v"}"#]);
         assert_eq!(bench.redis.raw(15, &["EXISTS", "hero:done"]), ":0\r\n", "nobody else is told");
         let ttl = bench.redis.raw(15, &["TTL", &format!("hero:job:{}", job.job_key)]);
@@ -126,18 +126,18 @@ async fn each_kind_of_end_is_written_back() {
     failed.end.result.clear();
     failed.end.reason = Some(model::Reason::new(ReasonCode::ExitCode, "exit code 3"));
     worker.finish(&failed).await.expect("finished");
-    assert_eq!(bench.said("hero:job:failed"), ["error", "", "{}", "EXIT_CODE: exit code 3"]);
+    assert_eq!(bench.job_fields("hero:job:failed"), ["error", "", "{}", "EXIT_CODE: exit code 3"]);
     assert_eq!(bench.replies("failed")[0], "EXIT_CODE: exit code 3");
 
     let _ = bench.redis.raw(15, &["DEL", "hero:meta:actor:inst:shell:default:1"]);
     assert_eq!(bench.supervisor.end_lost(&instance(1)).await, Ok(1));
-    let lost = bench.said("hero:job:lost");
+    let lost = bench.job_fields("hero:job:lost");
     assert!(lost[0] == "error" && lost[3].starts_with("INSTANCE_LOST"), "{lost:?}");
 
     let waiting = bench.texts(&["LRANGE", SHARED, "0", "0"]);
     bench.supervisor.stop(waiting[0].parse().expect("a job key"), 0).await.expect("stopped");
     assert_eq!(
-        (bench.said("hero:job:stopped")[0].as_str(), bench.replies("stopped")[1].as_str()),
+        (bench.job_fields("hero:job:stopped")[0].as_str(), bench.replies("stopped")[1].as_str()),
         ("error", "stopped")
     );
 
@@ -145,7 +145,10 @@ async fn each_kind_of_end_is_written_back() {
     let mut end = printed(ending(taken.execution.job_key, Outcome::Succeeded), "42");
     end.end.result.clear();
     worker.finish(&end).await.expect("finished");
-    assert_eq!((bench.said("hero:job:plain")[1].as_str(), bench.replies("plain")[0].as_str()), ("42", "42"));
+    assert_eq!(
+        (bench.job_fields("hero:job:plain")[1].as_str(), bench.replies("plain")[0].as_str()),
+        ("42", "42")
+    );
     assert_eq!(bench.redis.raw(15, &["EXISTS", "hero:done"]), ":0\r\n");
 }
 
@@ -176,8 +179,8 @@ async fn what_cannot_be_run_is_refused_and_nothing_runs_twice() {
         ("huge", "too long"),
         ("denied", "policy"),
     ] {
-        let said = bench.said(&format!("hero:job:{id}"));
-        assert!(said[0] == "error" && said[3].contains(why), "{id}: {said:?}");
+        let fields = bench.job_fields(&format!("hero:job:{id}"));
+        assert!(fields[0] == "error" && fields[3].contains(why), "{id}: {fields:?}");
         assert_eq!(bench.replies(id).len(), 2);
     }
     assert_eq!(bench.redis.raw(15, &["EXISTS", "hero:job:unknown"]), ":0\r\n", "nothing is made up");
@@ -204,7 +207,7 @@ async fn more_is_taken_in_only_when_there_is_room_and_goes_back_in_the_end() {
     assert_eq!(bench.import(ACTOR_QUEUE).await, imported(WAITING_MAX as u64, 0), "and may be taken in again");
     // With its context they end.
     assert_eq!(bench.supervisor.drop_context(context(), "somebody").await, Ok(0));
-    let open = |id: &u32| bench.said(&format!("hero:job:old-{id}"))[0] == "dispatched";
+    let open = |id: &u32| bench.job_fields(&format!("hero:job:old-{id}"))[0] == "dispatched";
     assert_eq!((0..150).filter(open).count(), 50);
 }
 

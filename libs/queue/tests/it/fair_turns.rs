@@ -199,7 +199,7 @@ async fn an_entry_that_was_popped_and_lost_is_put_back() {
 }
 
 #[tokio::test]
-async fn whoever_waits_is_given_the_job_whose_turn_it_is() {
+async fn a_waiting_instance_is_given_the_job_whose_turn_it_is() {
     let bench = QueueTestBench::new();
     let (instance, mut intake, _control) = bench.join(1).await;
     assert_eq!(take(&mut intake, 1).await, []);

@@ -79,7 +79,7 @@ async fn what_comes_together_is_fetched_together_and_in_its_order() {
 }
 
 #[tokio::test]
-async fn nobody_is_handed_a_job_past_one_that_waits() {
+async fn no_job_is_handed_over_past_one_that_waits() {
     let bench = QueueTestBench::new();
     let (_worker, mut intake, _control) = bench.join(1).await;
     let (_other, mut other, _control) = bench.join(2).await;
@@ -98,7 +98,7 @@ async fn nobody_is_handed_a_job_past_one_that_waits() {
 }
 
 #[tokio::test]
-async fn whoever_has_the_least_to_do_is_handed_the_next() {
+async fn the_least_busy_instance_is_handed_the_next() {
     let bench = QueueTestBench::new();
     let (_one, mut one, _control) = bench.join(1).await;
     let (_two, mut two, _control) = bench.join(2).await;
@@ -162,7 +162,7 @@ async fn a_job_of_many_bytes_waits_as_ever() {
 }
 
 #[tokio::test]
-async fn where_others_pop_nobody_is_handed_anything() {
+async fn where_others_pop_nothing_is_handed_over() {
     let bench = QueueTestBench::new();
     let _ = bench.redis.raw(15, &["HSET", "hero:supervisor", "open_queues", "1"]);
     let (_worker, mut intake, _control) = bench.join(1).await;
@@ -230,7 +230,7 @@ async fn who_stops_taking_gives_what_it_was_handed_and_is_handed_nothing_more() 
 }
 
 #[tokio::test]
-async fn nobody_stops_for_another_life() {
+async fn no_instance_stops_for_another_life() {
     let bench = QueueTestBench::new();
     let (_old, mut old_intake, _control) = bench.join(1).await;
     let (_worker, mut intake, _control) = bench.join(1).await;

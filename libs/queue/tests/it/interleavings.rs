@@ -12,7 +12,7 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use queue::{InstanceCommandReader, InstanceSession, JobConsumer, OLD_WORKER_PATIENCE};
 
-use crate::attempt_states::{AttemptChange, AttemptStanding, lead, written_changes};
+use crate::attempt_states::{AttemptChange, StoredAttempt, lead, written_changes};
 use crate::legacy::{ACTOR_QUEUE, binding};
 use crate::legacy_worker::{LegacyTestTask, LegacyTestWorker, PopSide};
 use crate::setup::{COORDINATOR, QueueTestBench, ending, execution, instance, job_key, offer};
@@ -117,9 +117,9 @@ fn demanding(job: u32) -> Execution {
 }
 
 /// Where each job stands.
-async fn standings(bench: &QueueTestBench) -> Vec<AttemptStanding> {
+async fn stored_attempts(bench: &QueueTestBench) -> Vec<StoredAttempt> {
     let keys: Vec<_> = (0..JOBS).map(key).collect();
-    AttemptStanding::of(&bench.kv.database(15), &keys).await
+    StoredAttempt::of(&bench.kv.database(15), &keys).await
 }
 
 struct World<'a> {
@@ -136,7 +136,7 @@ struct World<'a> {
     /// Changes that attempts may make.
     written: &'a BTreeSet<AttemptChange>,
     /// Where each job stood after the last step.
-    standings: Vec<AttemptStanding>,
+    stored_attempts: Vec<StoredAttempt>,
 }
 
 impl<'a> World<'a> {
@@ -153,15 +153,15 @@ impl<'a> World<'a> {
             takers: BTreeMap::new(),
             dropped: false,
             written,
-            standings: standings(bench).await,
+            stored_attempts: stored_attempts(bench).await,
         }
     }
 
     /// Takes a step, after which no attempt stands where its events do not lead.
     async fn step_as_written(&mut self, step: &Step) {
         self.step(step).await;
-        let before = std::mem::replace(&mut self.standings, standings(self.bench).await);
-        for (before, after) in before.iter().zip(&self.standings) {
+        let before = std::mem::replace(&mut self.stored_attempts, stored_attempts(self.bench).await);
+        for (before, after) in before.iter().zip(&self.stored_attempts) {
             let is_written = lead(self.written, step.events(), &before.state, &after.state);
             assert!(is_written, "{step:?}: {before:?} to {after:?}");
         }

@@ -165,7 +165,7 @@ async fn events_are_given_again_until_they_are_acknowledged() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_understood_blocks_nobody() {
+async fn what_cannot_be_understood_blocks_no_other() {
     let bench = QueueTestBench::new();
     let mut reader = bench.supervisor.events();
     let key = bench.accept(1).await;

@@ -52,9 +52,9 @@ async fn blobs_are_in_use_until_the_end_was_told() {
     assert_eq!(bench.supervisor.blobs_in_use(context).await, used(&["script", "file", "output"]));
 
     let mut reader = bench.supervisor.events();
-    let told = events(&mut reader, 2).await;
-    assert!(matches!(told[1].kind, QueueEventKind::Ended(_)));
-    reader.acknowledge(&told).await.expect("acknowledged");
+    let received = events(&mut reader, 2).await;
+    assert!(matches!(received[1].kind, QueueEventKind::Ended(_)));
+    reader.acknowledge(&received).await.expect("acknowledged");
     assert_eq!(bench.supervisor.blobs_in_use(context).await, used(&[]));
 }
 

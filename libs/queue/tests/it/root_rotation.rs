@@ -124,7 +124,7 @@ async fn contexts_that_are_dropped_stay_so_under_the_next_root() {
 }
 
 #[tokio::test]
-async fn nothing_is_kept_of_whoever_has_no_job_here() {
+async fn nothing_is_kept_of_a_coordinator_without_a_job_here() {
     let bench = QueueTestBench::new();
     let supervisor = &bench.supervisor;
     assert_eq!(supervisor.note_node("stranger", "a node").await, Ok(false));

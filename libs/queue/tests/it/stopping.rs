@@ -230,11 +230,11 @@ async fn attempts_of_a_flow_that_is_gone_are_forgotten() {
     let waiting = bench.accept(4).await;
     let nobodys = job_key(5);
 
-    let asked = [known, unknown, running, waiting, nobodys];
-    assert_eq!(bench.supervisor.forget(&asked, "another").await, Ok(vec![]));
+    let keys = [known, unknown, running, waiting, nobodys];
+    assert_eq!(bench.supervisor.forget(&keys, "another").await, Ok(vec![]));
     assert!(bench.supervisor.status(known).await.is_ok_and(|state| state.is_some()), "another has no say");
-    assert_eq!(bench.supervisor.forget(&asked, COORDINATOR).await, Ok(vec![known]));
-    assert_eq!(bench.supervisor.forget(&asked, COORDINATOR).await, Ok(vec![]), "again");
+    assert_eq!(bench.supervisor.forget(&keys, COORDINATOR).await, Ok(vec![known]));
+    assert_eq!(bench.supervisor.forget(&keys, COORDINATOR).await, Ok(vec![]), "again");
     // Should it come late it does not run.
     let late = bench.supervisor.accept(offer(execution(1))).await.expect_err("it was forgotten");
     assert_eq!(late.code(), "STOPPED");

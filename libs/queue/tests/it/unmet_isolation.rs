@@ -86,7 +86,7 @@ async fn what_was_popped_is_put_back_in_its_place() {
 }
 
 #[tokio::test]
-async fn what_nobody_gives_any_more_is_refused_after_a_while() {
+async fn a_job_whose_isolation_no_instance_gives_any_more_is_refused_after_a_while() {
     let bench = QueueTestBench::new();
     let mut reader = bench.supervisor.events();
     let mut watch = UnmetIsolationDetector::new(Duration::from_secs(15));
@@ -115,9 +115,9 @@ async fn what_nobody_gives_any_more_is_refused_after_a_while() {
 
     assert_eq!(bench.supervisor.refuse_waiting(&hopeless[0]).await, Ok(1));
     assert_eq!(bench.supervisor.refuse_waiting(&hopeless[0]).await, Ok(0));
-    let told = events(&mut reader, 1).await;
-    let QueueEventKind::Ended(end) = &told[0].kind else { panic!("{told:?}") };
-    assert_eq!((told[0].job_key, end.outcome, &end.instance), (job_key(1), Outcome::Failed, &None));
+    let received = events(&mut reader, 1).await;
+    let QueueEventKind::Ended(end) = &received[0].kind else { panic!("{received:?}") };
+    assert_eq!((received[0].job_key, end.outcome, &end.instance), (job_key(1), Outcome::Failed, &None));
     let reason = end.reason.as_ref().expect("a reason");
     assert_eq!(reason.code, ReasonCode::IsolationUnavailable);
     let state = bench.supervisor.status(job_key(1)).await.expect("an answer").expect("known");

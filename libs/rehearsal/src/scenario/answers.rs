@@ -21,7 +21,7 @@ impl ScenarioReader<'_> {
 
     fn answer(&mut self, tree: &YamlNode) -> Option<ScriptedAnswer> {
         let fields = self.yaml.fields(tree, "an answer", MappingKeys::of(ANSWER_KEYS));
-        let to = self.asked(tree, &fields);
+        let to = self.answer_target(tree, &fields);
         let when = match fields.get("when") {
             Some(entry) => {
                 let text = self.yaml.text(entry)?;
@@ -52,7 +52,7 @@ impl ScenarioReader<'_> {
         })
     }
 
-    fn asked(&mut self, tree: &YamlNode, fields: &YamlFields<'_>) -> Option<AnswerTarget> {
+    fn answer_target(&mut self, tree: &YamlNode, fields: &YamlFields<'_>) -> Option<AnswerTarget> {
         match (fields.get("effect"), fields.get("command")) {
             (Some(entry), None) => {
                 let name = self.yaml.text(entry)?.to_owned();

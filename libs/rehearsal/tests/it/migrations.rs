@@ -86,8 +86,9 @@ fn a_way_that_is_broken_fails_its_scenarios() {
     manifests[2].1 = manifests[2].1.replace("migrate: { from: 1, ", "migrate: { from: 9, ");
     let report = reports(&manifests).remove(0);
     assert!(!report.passed);
-    let told = report.problems.iter().any(|problem| problem.contains("version 2 migrates from version 9"));
-    assert!(told, "{:?}", report.problems);
+    let is_reported =
+        report.problems.iter().any(|problem| problem.contains("version 2 migrates from version 9"));
+    assert!(is_reported, "{:?}", report.problems);
 }
 
 #[test]

@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_actor_has_its_rate_and_its_burst_and_nobody_elses() {
+    async fn an_actor_has_its_own_rate_and_burst() {
         let shares = shares(10, 20);
         assert_eq!(taken(&shares, ONE, 100), 20);
         assert_eq!(taken(&shares, OTHER, 5), 5);

@@ -205,7 +205,7 @@ fn undecodable(why: &str) -> Option<Error> {
 fn too_large(message: &str) -> Error {
     let mut numbers = message.split(|c: char| !c.is_ascii_digit()).filter_map(|digits| digits.parse().ok());
     match (numbers.next(), numbers.next()) {
-        (Some(asked), Some(value)) => beyond("rpc_message_bytes_max", value, asked, "the message"),
+        (Some(size), Some(value)) => beyond("rpc_message_bytes_max", value, size, "the message"),
         (Some(value), None) => {
             let text = format!("the message has more than {value} bytes when it is decompressed");
             Error::new(ErrorKind::ResourceExhausted, RpcReason::LimitExceeded, text)
@@ -255,9 +255,9 @@ mod tests {
 
     #[test]
     fn numbers_are_read_from_what_tonic_says() {
-        let told =
+        let message =
             "Error, decoded message length too large: found 5000000 bytes, the limit is: 4194304 bytes";
-        let view = ErrorView::from(&explained(Status::out_of_range(told), "/a.B/C"));
+        let view = ErrorView::from(&explained(Status::out_of_range(message), "/a.B/C"));
         assert_eq!((view.code, view.reason.as_str()), (Code::ResourceExhausted, "LIMIT_EXCEEDED"));
         assert_eq!(view.metadata.get("limit").map(String::as_str), Some("rpc_message_bytes_max"));
         assert_eq!(view.metadata.get("max").map(String::as_str), Some("4194304"));

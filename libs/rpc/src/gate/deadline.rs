@@ -66,10 +66,10 @@ impl Deadline {
 
     /// Returns the deadline that the caller asked for, but no later than `patience` from now.
     pub(crate) fn from_headers(headers: &HeaderMap, patience: Option<Duration>) -> Option<Self> {
-        let asked = headers.get(TIMEOUT_HEADER).and_then(|value| parse(value.to_str().ok()?));
-        let timeout = match (asked, patience) {
-            (Some(asked), Some(patience)) => asked.min(patience),
-            (asked, patience) => asked.or(patience)?,
+        let requested = headers.get(TIMEOUT_HEADER).and_then(|value| parse(value.to_str().ok()?));
+        let timeout = match (requested, patience) {
+            (Some(requested), Some(patience)) => requested.min(patience),
+            (requested, patience) => requested.or(patience)?,
         };
         // A deadline that far away that the clock cannot express it is none.
         Instant::now().checked_add(timeout).map(Self)

@@ -275,16 +275,16 @@ mod tests {
 
     /// Carries out one call, and gives how long it waited for its turn.
     async fn call(turns: &FairShareScheduler, actor: ActorId, took: Duration) -> Duration {
-        let asked = Instant::now();
+        let requested_at = Instant::now();
         let turn = turns.take(actor, RpcMethodKind::Quick).await.expect("soon enough");
-        let waited = asked.elapsed();
+        let waited = requested_at.elapsed();
         tokio::time::advance(took).await;
         drop(turn);
         waited
     }
 
     #[tokio::test(start_paused = true)]
-    async fn alone_nobody_waits() {
+    async fn alone_an_actor_never_waits() {
         let turns = turns();
         for _ in 0..1000 {
             assert_eq!(call(&turns, GREEDY, 10 * MILLI).await, Duration::ZERO);

@@ -198,7 +198,7 @@ mod tests {
     ];
 
     #[test]
-    fn every_row_admits_whom_it_names_and_nobody_else() {
+    fn every_row_admits_whom_it_names_and_no_other() {
         use MethodPolicyDecision::{Allowed, Denied, IdentityRequired};
         let policy = MethodPolicy::new(&[TABLE]).expect("a good table");
         let cases = [

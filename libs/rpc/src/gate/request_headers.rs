@@ -61,12 +61,12 @@ pub(crate) fn bound_headers<B>(request: &Request<B>) -> Result<(), Error> {
 }
 
 /// The answer to what is larger than a limit.
-pub(crate) fn beyond(limit: &str, value: usize, asked: usize, what: &str) -> Error {
-    let message = format!("{what} has {asked} bytes, at most {value} are allowed ({limit})");
+pub(crate) fn beyond(limit: &str, value: usize, size: usize, what: &str) -> Error {
+    let message = format!("{what} has {size} bytes, at most {value} are allowed ({limit})");
     Error::new(ErrorKind::ResourceExhausted, RpcReason::LimitExceeded, message)
         .with("limit", limit)
         .with("max", value)
-        .with("asked", asked)
+        .with("asked", size)
 }
 
 #[cfg(test)]

@@ -188,10 +188,10 @@ async fn begin(
     };
     let (wire, mut peer, kind) = greeted?;
     drop(handshake);
-    let seat = hall.limiter.take(&peer, state)?;
+    let permit = hall.limiter.take(&peer, state)?;
     hall.metrics.connections.with_label_values(&[kind]).inc();
     peer.connection = peer.is_stranger().then(|| Arc::clone(state));
-    Ok(AcceptedConnection::new(wire, peer, seat, hall))
+    Ok(AcceptedConnection::new(wire, peer, permit, hall))
 }
 
 async fn greet(
@@ -257,7 +257,7 @@ pub(crate) struct AcceptedConnection {
     severed: Pin<Box<WaitForCancellationFutureOwned>>,
     ended: CancellationToken,
     _ending: DropGuard,
-    _seat: ConnectionPermit,
+    _permit: ConnectionPermit,
 }
 
 enum AcceptedStream {
@@ -282,11 +282,16 @@ macro_rules! on_wire {
 }
 
 impl AcceptedConnection {
-    fn new(wire: AcceptedStream, peer: ConnectionPeer, seat: ConnectionPermit, hall: &AcceptContext) -> Self {
+    fn new(
+        wire: AcceptedStream,
+        peer: ConnectionPeer,
+        permit: ConnectionPermit,
+        hall: &AcceptContext,
+    ) -> Self {
         let (severing, ended) = (hall.sever.child_token(), CancellationToken::new());
         let severed = Box::pin(severing.clone().cancelled_owned());
         let ending = ended.clone().drop_guard();
-        Self { wire, peer, severing, severed, ended, _ending: ending, _seat: seat }
+        Self { wire, peer, severing, severed, ended, _ending: ending, _permit: permit }
     }
 
     /// State of the connection, when it is a stranger's.
@@ -373,17 +378,17 @@ mod tests {
         let (stranger, unusable) =
             (peer(PeerIdentity::Anonymous), peer(PeerIdentity::Unusable("why".into())));
         let known = peer(PeerIdentity::Known(Caller::local(Identity::Admin)));
-        let seats = ConnectionLimiter::new(1, ConnectionTable::bounded(2, 2, 2));
+        let limiter = ConnectionLimiter::new(1, ConnectionTable::bounded(2, 2, 2));
         let states = [(); 3].map(|()| StrangerConnectionState::accepted(ActorConnections::default()));
         let [first, second, third] = &states;
-        let taken = [seats.take(&stranger, first), seats.take(&unusable, second)];
+        let taken = [limiter.take(&stranger, first), limiter.take(&unusable, second)];
         assert!(taken.iter().all(Result::is_ok));
-        let newest = seats.take(&stranger, third).expect("one of them gives way");
+        let newest = limiter.take(&stranger, third).expect("one of them gives way");
         assert_eq!(states.each_ref().map(|state| state.is_evicted()), [true, false, false]);
-        let seat = seats.take(&known, first).expect("a place of its own");
-        assert!(seats.take(&known, first).is_err());
-        drop((taken, newest, seat));
-        assert!(seats.take(&known, first).is_ok() && seats.take(&stranger, first).is_ok());
+        let permit = limiter.take(&known, first).expect("a place of its own");
+        assert!(limiter.take(&known, first).is_err());
+        drop((taken, newest, permit));
+        assert!(limiter.take(&known, first).is_ok() && limiter.take(&stranger, first).is_ok());
     }
 
     #[test]
@@ -394,14 +399,14 @@ mod tests {
         };
         let (actor, service) =
             (peer(Identity::Actor(ActorId(7))), peer(Identity::Service(ServiceName::Router)));
-        let seats = ConnectionLimiter::new(4, ConnectionTable::of_strangers());
+        let limiter = ConnectionLimiter::new(4, ConnectionTable::of_strangers());
         let state = StrangerConnectionState::accepted(ActorConnections::default());
-        let take = |peer| seats.take(peer, &state);
+        let take = |peer| limiter.take(peer, &state);
         let taken: Vec<_> = (0..3).map(|_| take(&actor).expect("room")).collect();
         assert!(take(&actor).is_err());
-        let seat = take(&service).expect("a place of its own");
+        let permit = take(&service).expect("a place of its own");
         assert!(take(&service).is_err());
-        drop((taken, seat));
+        drop((taken, permit));
         assert!(take(&actor).is_ok());
     }
 }

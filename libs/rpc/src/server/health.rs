@@ -133,7 +133,7 @@ impl HealthService for HealthRpc {
     ) -> Result<Response<Self::WatchStream>, Status> {
         let watching = HealthWatcher {
             states: self.0.state.subscribe(),
-            asked: self.0.find(&request.get_ref().service),
+            target: self.0.find(&request.get_ref().service),
             last: None,
         };
         Ok(Response::new(Box::pin(stream::unfold(watching, HealthWatcher::next))))
@@ -143,7 +143,7 @@ impl HealthService for HealthRpc {
 /// A watch, and the answer that its caller got last.
 struct HealthWatcher {
     states: watch::Receiver<ServingState>,
-    asked: HealthCheckTarget,
+    target: HealthCheckTarget,
     last: Option<(ServingState, HealthCheckResponse)>,
 }
 
@@ -151,7 +151,7 @@ impl HealthWatcher {
     async fn next(mut self) -> Option<(Result<HealthCheckResponse, Status>, Self)> {
         loop {
             let state = *self.states.borrow_and_update();
-            let well = self.asked.well();
+            let well = self.target.well();
             let now = response(well, state);
             match &self.last {
                 Some((ServingState::Ended, _)) => return None,
@@ -164,7 +164,7 @@ impl HealthWatcher {
             }
             tokio::select! {
                 changed = self.states.changed() => changed.ok()?,
-                () = self.asked.changed() => {}
+                () = self.target.changed() => {}
             }
         }
     }

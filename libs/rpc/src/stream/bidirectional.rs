@@ -50,8 +50,8 @@ mod tests {
             let mut stream = pin!(bidirectional(stream::iter([1, 2]).chain(stream::pending()), serving));
             assert_eq!(stream.next().await.expect("an answer").expect("it is one"), 1);
             ends.send(end).expect("it is served");
-            let told = stream.next().await.map(|end| end.expect_err("no answer").code());
-            assert_eq!(told, code);
+            let last = stream.next().await.map(|end| end.expect_err("no answer").code());
+            assert_eq!(last, code);
             assert!(stream.next().await.is_none());
         }
     }

@@ -115,7 +115,7 @@ where
     let mut in_doubt_since = None;
     loop {
         // Marked as seen before asking, so that a change during the question causes another one.
-        let hearing = *changes.borrow_and_update();
+        let feed_state = *changes.borrow_and_update();
         // No answer leaves as much in doubt as an error.
         let since: Instant = in_doubt_since.unwrap_or_else(Instant::now);
         let answer = tokio::time::timeout_at(since + DOUBT_MAX, ask()).await;
@@ -124,7 +124,7 @@ where
             Ok(AccessGrantState::Holds { until }) => {
                 in_doubt_since = None;
                 let end = until.map(|until| until.since(Timestamp::now()));
-                match hearing {
+                match feed_state {
                     DirectoryFeedState::Live => end,
                     DirectoryFeedState::Silent => {
                         Some(end.map_or(ASK_IN_SILENCE, |end| end.min(ASK_IN_SILENCE)))
@@ -146,7 +146,7 @@ where
             }
         };
         tokio::select! {
-            heard = changes.changed() => if heard.is_err() {
+            changed = changes.changed() => if changed.is_err() {
                 return doubtful(&Status::unavailable("the directory has ended"));
             },
             () = pause => {}

@@ -60,24 +60,24 @@ mod tests {
 
     #[tokio::test]
     async fn the_future_goes_on_when_what_it_waits_for_comes_and_ends_with_its_reader() {
-        let (told, hear) = (Notify::new(), oneshot::channel::<()>());
-        let (ends, ended) = hear;
-        let told_in = &told;
-        let words = producer_stream(1, |sender| async move {
+        let (notify, end_channel) = (Notify::new(), oneshot::channel::<()>());
+        let (ends, ended) = end_channel;
+        let notify_inside = &notify;
+        let items = producer_stream(1, |sender| async move {
             let _ends = ends;
             loop {
-                told_in.notified().await;
+                notify_inside.notified().await;
                 sender.send("word").await.expect("it is read");
             }
         });
         {
-            let mut words = pin!(words);
-            let telling = async {
+            let mut items = pin!(items);
+            let notifying = async {
                 tokio::task::yield_now().await;
-                told.notify_one();
+                notify.notify_one();
             };
-            let (word, ()) = tokio::join!(words.next(), telling);
-            assert_eq!(word, Some("word"));
+            let (item, ()) = tokio::join!(items.next(), notifying);
+            assert_eq!(item, Some("word"));
         }
         assert!(ended.await.is_err(), "it is dropped");
     }

@@ -98,7 +98,7 @@ async fn services_are_not_looked_up() {
         (status.code(), ErrorView::from(&status).reason.as_str()),
         (Code::Unavailable, "PEER_UNAVAILABLE")
     );
-    assert_eq!(stage.known.asked(), 0);
+    assert_eq!(stage.known.lookups(), 0);
 }
 
 #[tokio::test]
@@ -135,16 +135,16 @@ async fn a_token_is_who_calls() {
 async fn who_cannot_sign_learns_nothing() {
     let stage = Stage::new().await;
     let stranger = SigningKey::generate();
-    let mut told = Vec::new();
+    let mut messages = Vec::new();
     for actor in [ACTOR_ID, ActorId(8)] {
         let status = ask(&stage.anonymous(), "WhoAmI", &token(&stranger, actor)).await.unwrap_err();
         assert_eq!(
             (status.code(), ErrorView::from(&status).reason.as_str()),
             (Code::Unauthenticated, "IDENTITY_UNUSABLE")
         );
-        told.push(status.message().replace(&format!("actor/{actor}"), "actor/N"));
+        messages.push(status.message().replace(&format!("actor/{actor}"), "actor/N"));
     }
-    assert_eq!(told[0], told[1]);
+    assert_eq!(messages[0], messages[1]);
     // Who once could, learns that it is over.
     stage.known.edit(ACTOR_ID, |known| known.keys[0].revoked_at = Some(Timestamp::now()));
     let over = ask(&stage.anonymous(), "WhoAmI", &stage.token()).await;
@@ -303,10 +303,10 @@ async fn a_call_that_waits_for_its_turn_ends_with_what_allowed_it() {
     let channel = stage.channel(ACTOR);
     call(&channel, "Use", Request::new(text(""))).await.unwrap();
 
-    let asked = stage.known.asked();
+    let before = stage.known.lookups();
     let mut waiting = Box::pin(who_am_i(&channel));
     let arrived = async {
-        while stage.known.asked() == asked {
+        while stage.known.lookups() == before {
             assert!(futures_util::poll!(&mut waiting).is_pending());
             tokio::task::yield_now().await;
         }
@@ -399,7 +399,7 @@ async fn while_no_change_would_be_heard_it_is_asked_again() {
     let directory: Arc<dyn Directory> = known.clone();
     let endless = stream::pending::<Result<(), Status>>();
     let mut watched = while_member(endless, directory, CONTEXT, ACTOR_ID, Role::Reader);
-    known.hear_nothing();
+    known.lose_feed();
     assert!(tokio::time::timeout(Duration::from_secs(100), watched.next()).await.is_err());
     known.set_member_in_silence(CONTEXT, ACTOR_ID, member(None, false));
     let ended = tokio::time::timeout(Duration::from_secs(3), watched.next()).await;

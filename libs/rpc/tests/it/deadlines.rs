@@ -7,23 +7,31 @@ use tonic::{Code, Request, Status};
 
 use crate::stage::{Authority, PATIENCE, Running, SCHEDULER, call, local, open_stream_with, text};
 
-async fn left(channel: &Channel, method: &str, argument: &str, asked: Option<Duration>) -> Option<Duration> {
+async fn left(
+    channel: &Channel,
+    method: &str,
+    argument: &str,
+    requested: Option<Duration>,
+) -> Option<Duration> {
     let mut request = Request::new(text(argument));
-    if let Some(asked) = asked {
-        request.set_timeout(asked);
+    if let Some(requested) = requested {
+        request.set_timeout(requested);
     }
-    let told = call(channel, method, request).await.unwrap();
-    told.parse().ok().map(Duration::from_millis)
+    let remaining = call(channel, method, request).await.unwrap();
+    remaining.parse().ok().map(Duration::from_millis)
 }
 
 /// Checks that a call to a quick method waits no longer than a minute, whatever its deadline asks for.
 async fn are_bounded(channel: &Channel) {
     let minute = Duration::from_secs(60);
-    for (asked, want) in
+    for (requested, want) in
         [(None, minute), (Some(Duration::from_secs(3600)), minute), (Some(minute / 2), minute / 2)]
     {
-        let told = left(channel, "Left", "", asked).await.unwrap();
-        assert!(told <= want && told > want - Duration::from_secs(20), "{asked:?}: {told:?}");
+        let remaining = left(channel, "Left", "", requested).await.unwrap();
+        assert!(
+            remaining <= want && remaining > want - Duration::from_secs(20),
+            "{requested:?}: {remaining:?}"
+        );
     }
 }
 
@@ -48,14 +56,14 @@ async fn a_deadline_is_handed_on_over_two_hops() {
     let middle = Running::start_before(&authority, last.channel(&files)).await;
     let first = Running::start_before(&authority, middle.channel(&files)).await;
     let channel = first.channel(&files);
-    let asked = Duration::from_secs(30);
-    let told = left(&channel, "Relay", "Relay Left", Some(asked)).await.unwrap();
+    let requested = Duration::from_secs(30);
+    let remaining = left(&channel, "Relay", "Relay Left", Some(requested)).await.unwrap();
     // Each hop keeps 50 ms for the way back.
-    assert!(told <= asked - Duration::from_millis(100), "{told:?}");
-    assert!(told > asked - Duration::from_secs(20), "{told:?}");
+    assert!(remaining <= requested - Duration::from_millis(100), "{remaining:?}");
+    assert!(remaining > requested - Duration::from_secs(20), "{remaining:?}");
     // Each server bounds it as it sees fit.
-    let told = left(&channel, "Relay", "Relay Left", Some(PATIENCE)).await.unwrap();
-    assert!(told <= Duration::from_secs(60), "{told:?}");
+    let remaining = left(&channel, "Relay", "Relay Left", Some(PATIENCE)).await.unwrap();
+    assert!(remaining <= Duration::from_secs(60), "{remaining:?}");
 
     let mut request = Request::new(text("Relay Never"));
     request.set_timeout(Duration::from_millis(400));

@@ -106,19 +106,19 @@ async fn readiness_is_followed() {
 async fn a_server_is_followed_from_afar() {
     let authority = Authority::new();
     let server = Running::start(&authority).await;
-    let (telling, mut words) = tokio::sync::mpsc::unbounded_channel();
+    let (sender, mut updates) = tokio::sync::mpsc::unbounded_channel();
     let channel = server.channel(&authority.anonymous());
-    tokio::spawn(rpc::follow_health(channel, move |word| drop(telling.send(word))));
+    tokio::spawn(rpc::follow_health(channel, move |update| drop(sender.send(update))));
     let not_serving = Err("it does not serve".to_owned());
-    assert_eq!(words.recv().await, Some(not_serving.clone()));
+    assert_eq!(updates.recv().await, Some(not_serving.clone()));
     server.mount.health().set_serving(true);
-    assert_eq!(words.recv().await, Some(Ok(())));
+    assert_eq!(updates.recv().await, Some(Ok(())));
     server.mount.health().set_serving(false);
-    assert_eq!(words.recv().await, Some(not_serving));
+    assert_eq!(updates.recv().await, Some(not_serving));
     server.mount.health().set_serving(true);
-    assert_eq!(words.recv().await, Some(Ok(())));
+    assert_eq!(updates.recv().await, Some(Ok(())));
     server.stop().await;
-    assert!(words.recv().await.expect("it goes on").is_err());
+    assert!(updates.recv().await.expect("it goes on").is_err());
 }
 
 #[tokio::test]

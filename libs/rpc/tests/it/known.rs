@@ -13,23 +13,23 @@ use tonic::Status;
 /// Directory with the answers that a test has set.
 #[derive(Debug)]
 pub(crate) struct Known {
-    said: Mutex<Said>,
-    hearing: watch::Sender<DirectoryFeedState>,
+    answers: Mutex<KnownAnswers>,
+    feed_state: watch::Sender<DirectoryFeedState>,
 }
 
 impl Default for Known {
     fn default() -> Self {
-        Self { said: Mutex::default(), hearing: watch::Sender::new(DirectoryFeedState::Live) }
+        Self { answers: Mutex::default(), feed_state: watch::Sender::new(DirectoryFeedState::Live) }
     }
 }
 
 #[derive(Debug, Default)]
-struct Said {
+struct KnownAnswers {
     actors: BTreeMap<ActorId, Arc<KnownActor>>,
     members: BTreeMap<(ContextId, ActorId), Membership>,
     spent: BTreeSet<(ActorId, String)>,
     /// How often an actor was looked up.
-    asked: u64,
+    lookups: u64,
     is_away: bool,
     is_silent: bool,
 }
@@ -48,41 +48,41 @@ impl Known {
     }
 
     pub(crate) fn put(&self, actor: ActorId, known: KnownActor) {
-        self.change(|said| drop(said.actors.insert(actor, Arc::new(known))));
+        self.change(|answers| drop(answers.actors.insert(actor, Arc::new(known))));
     }
 
     pub(crate) fn edit(&self, actor: ActorId, edit: impl FnOnce(&mut KnownActor)) {
-        self.change(|said| edit(Arc::make_mut(said.actors.get_mut(&actor).unwrap())));
+        self.change(|answers| edit(Arc::make_mut(answers.actors.get_mut(&actor).unwrap())));
     }
 
     pub(crate) fn forget(&self, actor: ActorId) {
-        self.change(|said| drop(said.actors.remove(&actor)));
+        self.change(|answers| drop(answers.actors.remove(&actor)));
     }
 
     pub(crate) fn set_member(&self, context: ContextId, actor: ActorId, membership: Membership) {
-        self.change(|said| {
-            said.members.insert((context, actor), membership);
+        self.change(|answers| {
+            answers.members.insert((context, actor), membership);
         });
     }
 
     /// From now on it answers nothing, or again.
     pub(crate) fn set_away(&self, is_away: bool) {
-        self.change(|said| said.is_away = is_away);
+        self.change(|answers| answers.is_away = is_away);
     }
 
     /// From now on it answers, and says no more when something changes.
-    pub(crate) fn hear_nothing(&self) {
-        self.hearing.send_replace(DirectoryFeedState::Silent);
+    pub(crate) fn lose_feed(&self) {
+        self.feed_state.send_replace(DirectoryFeedState::Silent);
     }
 
     /// Sets a membership without reporting the change.
     pub(crate) fn set_member_in_silence(&self, context: ContextId, actor: ActorId, membership: Membership) {
-        self.said.lock().unwrap().members.insert((context, actor), membership);
+        self.answers.lock().unwrap().members.insert((context, actor), membership);
     }
 
     /// From now on it takes questions and does not answer them.
     pub(crate) fn fall_silent(&self) {
-        self.change(|said| said.is_silent = true);
+        self.change(|answers| answers.is_silent = true);
     }
 
     /// Another actor changed.
@@ -90,38 +90,39 @@ impl Known {
         self.change(|_| ());
     }
 
-    pub(crate) fn asked(&self) -> u64 {
-        self.said.lock().unwrap().asked
+    pub(crate) fn lookups(&self) -> u64 {
+        self.answers.lock().unwrap().lookups
     }
 
-    fn change(&self, change: impl FnOnce(&mut Said)) {
-        change(&mut self.said.lock().unwrap());
-        self.hearing.send_modify(|_| ());
+    fn change(&self, change: impl FnOnce(&mut KnownAnswers)) {
+        change(&mut self.answers.lock().unwrap());
+        self.feed_state.send_modify(|_| ());
     }
 
     fn answer<T: Send + 'static>(
         &self,
-        answer: impl FnOnce(&mut Said) -> T,
+        answer: impl FnOnce(&mut KnownAnswers) -> T,
     ) -> BoxFuture<'_, Result<T, Status>> {
-        let mut said = self.said.lock().unwrap();
-        if said.is_silent {
+        let mut answers = self.answers.lock().unwrap();
+        if answers.is_silent {
             return Box::pin(pending());
         }
-        let answer = if said.is_away { Err(Status::unavailable("away")) } else { Ok(answer(&mut said)) };
+        let answer =
+            if answers.is_away { Err(Status::unavailable("away")) } else { Ok(answer(&mut answers)) };
         Box::pin(ready(answer))
     }
 }
 
 impl Directory for Known {
     fn actor(&self, id: ActorId) -> BoxFuture<'_, Result<Option<Arc<KnownActor>>, Status>> {
-        self.answer(|said| {
-            said.asked += 1;
-            said.actors.get(&id).cloned()
+        self.answer(|answers| {
+            answers.lookups += 1;
+            answers.actors.get(&id).cloned()
         })
     }
 
     fn membership(&self, context: ContextId, actor: ActorId) -> BoxFuture<'_, Result<Membership, Status>> {
-        self.answer(|said| said.members.get(&(context, actor)).copied().unwrap_or_default())
+        self.answer(|answers| answers.members.get(&(context, actor)).copied().unwrap_or_default())
     }
 
     fn consume_token(
@@ -130,11 +131,11 @@ impl Directory for Known {
         token_id: String,
         _: Timestamp,
     ) -> BoxFuture<'_, Result<bool, Status>> {
-        self.answer(|said| said.spent.insert((actor, token_id)))
+        self.answer(|answers| answers.spent.insert((actor, token_id)))
     }
 
     /// Returns one feed for all subjects: every subscriber is notified of every change.
     fn changes(&self, _: DirectorySubject) -> watch::Receiver<DirectoryFeedState> {
-        self.hearing.subscribe()
+        self.feed_state.subscribe()
     }
 }

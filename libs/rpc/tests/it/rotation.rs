@@ -170,9 +170,9 @@ async fn ends_are_those_of_the_files() {
     let ends = files.certificate_expiries();
     let own = CertificateSummary::from_pem_file(&issued.certificate).unwrap().not_after;
     let ca = CertificateSummary::from_pem_file(&issued.ca).unwrap().not_after;
-    let told: Vec<_> =
+    let expiries: Vec<_> =
         ends.iter().map(|end| (end.file.as_path(), *end.not_after.as_ref().unwrap())).collect();
-    assert_eq!(told, [(issued.ca.as_path(), ca), (issued.certificate.as_path(), own)]);
+    assert_eq!(expiries, [(issued.ca.as_path(), ca), (issued.certificate.as_path(), own)]);
     std::fs::write(&issued.certificate, "nothing").unwrap();
     assert!(files.certificate_expiries()[1].not_after.is_err());
     drop(dir);

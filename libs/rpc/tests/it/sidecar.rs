@@ -76,7 +76,7 @@ async fn a_connection_of_the_sidecar_is_not_one_caller() {
 }
 
 #[tokio::test]
-async fn elsewhere_nobody_believes_a_mesh() {
+async fn elsewhere_a_mesh_is_not_believed() {
     let authority = Authority::new();
     let (server, _address) = meshed(&authority, MeshKind::Linkerd).await;
     let router = server.channel(&authority.issue(ROUTER));

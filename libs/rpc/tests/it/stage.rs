@@ -99,11 +99,11 @@ impl Echo {
 
 impl Echo {
     async fn answer(self, method: String, request: Request<Text>) -> Result<Response<Text>, Status> {
-        let asked = request.get_ref().service.clone();
+        let input = request.get_ref().service.clone();
         let answer = match method.as_str() {
             "WhoAmI" | "Administer" => Caller::of(&request)?.identity().to_string(),
             "Header" => {
-                let value = request.metadata().get(&asked);
+                let value = request.metadata().get(&input);
                 value.map_or("none", |value| value.to_str().unwrap()).to_owned()
             }
             "Left" => {
@@ -114,17 +114,17 @@ impl Echo {
                 Deadline::current().map(left).map_or("none".to_owned(), |left| left.as_millis().to_string())
             }
             "Relay" => {
-                let (method, argument) = asked.split_once(' ').unwrap_or((&asked, ""));
+                let (method, argument) = input.split_once(' ').unwrap_or((&input, ""));
                 call(self.next.as_ref().unwrap(), method, Request::new(text(argument)))
                     .await
                     .map_err(forward_status)?
             }
             "Use" => {
                 rpc::leaves_jobs(&request, usize::MAX);
-                asked
+                input
             }
-            "Large" => "x".repeat(asked.parse().unwrap()),
-            "Bare" => return Err(Status::new(Code::from_i32(asked.parse().unwrap()), "bare")),
+            "Large" => "x".repeat(input.parse().unwrap()),
+            "Bare" => return Err(Status::new(Code::from_i32(input.parse().unwrap()), "bare")),
             _ => std::future::pending().await,
         };
         Ok(Response::new(text(answer)))

@@ -111,7 +111,7 @@ async fn is_closed(socket: &mut TcpStream) {
 }
 
 /// A client with a token, over a connection of its own.
-async fn a_token_is_heard(stage: &Stage) {
+async fn expect_token_accepted(stage: &Stage) {
     let called = timeout(CALL, async {
         let channel = stage.anonymous();
         ask(&channel, "WhoAmI", &stage.token()).await
@@ -134,7 +134,7 @@ async fn the_oldest_handshake_gives_way_to_the_next() {
     let waits = silent[1].try_read(&mut [0]).unwrap_err();
     assert_eq!(waits.kind(), ErrorKind::WouldBlock, "it ran out of time");
     assert!(refused_so_far(&registry) >= 1.0);
-    a_token_is_heard(&stage).await;
+    expect_token_accepted(&stage).await;
     assert_eq!(
         who_am_i(&stage.server.channel(&stage.authority.issue(SCHEDULER))).await.unwrap(),
         "service/scheduler"
@@ -171,7 +171,7 @@ async fn a_stranger_is_sent_away_and_a_known_actor_is_not() {
 
 /// All come from one address.
 #[tokio::test]
-async fn a_full_house_gives_up_its_oldest_stranger_and_nobody_who_calls() {
+async fn a_full_house_gives_up_its_oldest_stranger_and_no_caller() {
     allow_files(4096);
     let stage = Stage::new().await;
     let registry = counters(&stage);
@@ -190,7 +190,7 @@ async fn a_full_house_gives_up_its_oldest_stranger_and_nobody_who_calls() {
     until("all came about", || came_about(&registry) >= (max + 17) as f64).await;
     assert_eq!(refused_so_far(&registry), 0.0);
     assert!(counted(&registry, "mycora_connections_given_up_total") >= 16.0);
-    a_token_is_heard(&stage).await;
+    expect_token_accepted(&stage).await;
     frames(&mut idle[0]).await;
     sender.send(text("still here")).await.unwrap();
     assert_eq!(answers.message().await.unwrap().unwrap().service, "still here");
@@ -205,15 +205,15 @@ async fn clients_with_tokens_come_in_whatever_strangers_hold() {
     for _ in 0..1000 {
         silent.push(tcp(&stage).await);
     }
-    a_token_is_heard(&stage).await;
+    expect_token_accepted(&stage).await;
     let mut strangers = Vec::new();
     for count in 0..1000 {
         strangers.push(tls(&stage, tcp(&stage).await).await.unwrap());
         if count % 100 == 0 {
-            a_token_is_heard(&stage).await;
+            expect_token_accepted(&stage).await;
         }
     }
-    a_token_is_heard(&stage).await;
+    expect_token_accepted(&stage).await;
     let mut slow = Vec::new();
     for count in 0..3000_u16 {
         let [high, low] = (count % 200 + 1).to_be_bytes();
@@ -226,10 +226,10 @@ async fn clients_with_tokens_come_in_whatever_strangers_hold() {
         drop(socket.write_all(HELLO_BEGINS).await);
         slow.push(socket);
         if count % 100 == 0 {
-            a_token_is_heard(&stage).await;
+            expect_token_accepted(&stage).await;
         }
     }
-    a_token_is_heard(&stage).await;
+    expect_token_accepted(&stage).await;
     drop((silent, strangers, slow));
 }
 

@@ -136,7 +136,7 @@ async fn the_server_has_to_have_the_name_that_was_asked_for() {
 }
 
 #[tokio::test]
-async fn a_peer_that_says_nothing_holds_up_nobody() {
+async fn a_silent_peer_holds_up_no_other() {
     let authority = Authority::new();
     let server = Running::start(&authority).await;
     let mut silent = Vec::new();

@@ -126,8 +126,8 @@ async fn a_large_answer_waits_until_its_caller_has_taken_others() {
     let narrow = scene.server.narrow(&scene.authority, ACTOR).await;
     let unread = ask(&narrow, ANSWER).await.expect("there is room");
     let (wide, service) = (scene.actor(), scene.server.channel(&scene.authority.issue(SCHEDULER)));
-    let asked = || Request::new(text(ANSWER.to_string()));
-    let mut second = Box::pin(call(&wide, "Large", asked()));
+    let request = || Request::new(text(ANSWER.to_string()));
+    let mut second = Box::pin(call(&wide, "Large", request()));
     // Those that come behind it on its connection have all been answered.
     for _ in 0..20 {
         assert!(futures_util::poll!(&mut second).is_pending(), "there is room for one");
@@ -135,7 +135,7 @@ async fn a_large_answer_waits_until_its_caller_has_taken_others() {
         assert_eq!(small.unwrap(), ACTOR.to_string(), "small ones go on");
     }
     assert!((1..=ANSWER + 1024).contains(&scene.held("answered")), "{}", scene.held("answered"));
-    let of_service = call(&service, "Large", asked()).await;
+    let of_service = call(&service, "Large", request()).await;
     assert_eq!(of_service.unwrap().len(), ANSWER, "services are not counted");
     assert!(futures_util::poll!(&mut second).is_pending(), "nobody has read anything");
     assert_eq!(read(unread).await, ANSWER);

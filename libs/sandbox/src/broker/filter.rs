@@ -56,7 +56,7 @@ const fn give(action: u32) -> sock_filter {
 /// The program of the filter: calls of other numberings end the process, brokered calls cause a notification.
 fn program(rules: &BrokerRules) -> Vec<sock_filter> {
     let kill = give(libc::SECCOMP_RET_KILL_PROCESS);
-    let tell = give(libc::SECCOMP_RET_USER_NOTIF);
+    let notify = give(libc::SECCOMP_RET_USER_NOTIF);
     let allow = give(libc::SECCOMP_RET_ALLOW);
     let mut program =
         vec![load(ARCHITECTURE_AT), jump_equal(ARCHITECTURE, 1, 0), kill.clone(), load(NUMBER_AT)];
@@ -70,7 +70,7 @@ fn program(rules: &BrokerRules) -> Vec<sock_filter> {
     numbers.extend(rules.processes.iter().flat_map(|_| FORKS));
     let number = |number: libc::c_long| u32::try_from(number).unwrap_or(u32::MAX);
     for one in numbers {
-        program.extend([jump_equal(number(one), 0, 1), tell.clone()]);
+        program.extend([jump_equal(number(one), 0, 1), notify.clone()]);
     }
     if rules.addresses.is_some() {
         program.extend([
@@ -79,7 +79,7 @@ fn program(rules: &BrokerRules) -> Vec<sock_filter> {
             jump_equal(0, 0, 2),
             load(ADDRESS_AT[1]),
             jump_equal(0, 1, 0),
-            tell,
+            notify,
             allow.clone(),
         ]);
     }

@@ -136,7 +136,7 @@ async fn each_process_is_bounded() {
 
 /// Groups that a killed runner left behind are removed even if its work directory is not used again.
 #[test]
-fn groups_that_nobody_uses_are_removed() {
+fn unused_groups_are_removed() {
     let make = |name: &str| Cgroups::make(&format!("mycora-test-{}-{name}", std::process::id())).unwrap();
     let used = make("used");
     let slot = used.slot("one").unwrap();

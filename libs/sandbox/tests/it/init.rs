@@ -120,7 +120,7 @@ async fn it_keeps_nothing_open_of_ours() {
 
 /// Also where nothing but what always is stands around a script of its own user.
 #[tokio::test]
-async fn nobody_looks_into_it() {
+async fn no_other_process_looks_into_it() {
     let place = SandboxTestDir::new();
     let attack = "cat /proc/$PPID/environ || cat /proc/$PPID/mem || ls /proc/$PPID/fd/0/";
     let outcome = place.shell(attack, Confinement::default()).await;

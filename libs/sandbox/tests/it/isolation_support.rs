@@ -17,11 +17,11 @@ async fn every_layer_stands_here_and_each_can_be_taken_away() {
         owner: Ok(1_900_000_000),
         dir: place.root.path(),
     };
-    let standing = probe(IsolationLayers::default()).run().await.unwrap();
-    println!("{standing:?}");
-    if standing.missing.is_empty() {
-        assert_eq!(standing.level, Isolation::Contained);
-        assert_eq!(standing.layers.len(), 9, "{standing:?}");
+    let support = probe(IsolationLayers::default()).run().await.unwrap();
+    println!("{support:?}");
+    if support.missing.is_empty() {
+        assert_eq!(support.level, Isolation::Contained);
+        assert_eq!(support.layers.len(), 9, "{support:?}");
     }
     let none = IsolationLayers { files: false, syscalls: false, cgroup: false, owner: false, broker: false };
     let bare = probe(none).run().await.unwrap();
@@ -31,7 +31,7 @@ async fn every_layer_stands_here_and_each_can_be_taken_away() {
         .run()
         .await
         .unwrap();
-    assert_eq!(unbounded.level, standing.level.min(Isolation::Confined));
+    assert_eq!(unbounded.level, support.level.min(Isolation::Confined));
     // Without a user of its own a script could change the modes of what is its user's, unless they are kept.
     let open = IsolationLayers { cgroup: false, owner: false, broker: false, ..IsolationLayers::default() };
     assert_eq!(probe(open).run().await.unwrap().level, Isolation::Basic);

@@ -61,7 +61,7 @@ async fn another_job_is_out_of_reach() {
 
 /// By tracing, and by the files that the kernel has of each process.
 #[tokio::test]
-async fn nobody_is_traced_or_read() {
+async fn no_process_is_traced_or_read() {
     let place = SandboxTestDir::new();
     // Another job, since what has more privileges than a script is out of its reach anyway.
     let theirs = SandboxTestDir::new();

@@ -17,8 +17,8 @@ async fn no_port_is_reached_without_the_network() {
     let python = async |confinement| place.run("/usr/bin/python3", &["-I", "-c", &attack], confinement).await;
     let kept = python(place.confined()).await;
     assert!(kept.code == Some(1) && kept.output.contains("PermissionError"), "{kept:?}");
-    let asked = Confinement { syscalls: Some(SyscallRules { network: true }), ..place.confined() };
-    for confinement in [asked, Confinement { syscalls: None, ..place.confined() }] {
+    let requested = Confinement { syscalls: Some(SyscallRules { network: true }), ..place.confined() };
+    for confinement in [requested, Confinement { syscalls: None, ..place.confined() }] {
         let broken = python(confinement).await;
         assert_eq!(broken.output, "in\n", "{broken:?}");
     }

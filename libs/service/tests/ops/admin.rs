@@ -28,7 +28,7 @@ struct Handlers(Arc<Seen>);
 
 #[derive(Debug)]
 struct Seen {
-    asked: Mutex<Vec<String>>,
+    requests: Mutex<Vec<String>>,
     /// One permit for each reload of the slow tenant that has begun.
     begun: Semaphore,
     /// One permit for each of them that may go on.
@@ -38,7 +38,7 @@ struct Seen {
 
 impl Seen {
     fn take(&self) -> Vec<String> {
-        std::mem::take(&mut self.asked.lock().unwrap())
+        std::mem::take(&mut self.requests.lock().unwrap())
     }
 
     /// Waits until this many permits are there, and takes them.
@@ -48,7 +48,7 @@ impl Seen {
     }
 
     fn note(&self, verb: &str, scope: &AdminScope) {
-        self.asked.lock().unwrap().push(format!("{verb} {scope}"));
+        self.requests.lock().unwrap().push(format!("{verb} {scope}"));
     }
 }
 
@@ -121,7 +121,7 @@ impl Admin {
         let secret_file = dir.path().join("admin.secret");
         write_secret(&secret_file, &format!("{SECRET}\n"));
         let none = || Semaphore::new(0);
-        let seen = Seen { asked: Mutex::default(), begun: none(), may_end: none(), ended: none() };
+        let seen = Seen { requests: Mutex::default(), begun: none(), may_end: none(), ended: none() };
         let seen = Arc::new(seen);
         let routes = AdminRoutes::new(METHODS, flag(secret_file.clone())).unwrap();
         if started {
@@ -173,12 +173,12 @@ async fn the_secret_opens_both_routes() {
     assert_eq!(serde_json::from_str::<Value>(&reload.body).unwrap(), json!({"changed": ["order 1.2.0"]}));
     assert_eq!(admin.post_for("/admin/drain", "acme").await.status, 202);
     assert_eq!(admin.post_for("/admin/reload", "acme").await.status, 200);
-    let asked = ["drain the process", "reload the process", "drain tenant acme", "reload tenant acme"];
-    assert_eq!(admin.seen.take(), asked);
+    let expected = ["drain the process", "reload the process", "drain tenant acme", "reload tenant acme"];
+    assert_eq!(admin.seen.take(), expected);
 }
 
 #[tokio::test]
-async fn nobody_gets_in_without_the_secret() {
+async fn no_caller_gets_in_without_the_secret() {
     let (open, closed) = (Admin::open().await, Admin::with(|_| None, true).await);
     let longer = format!("{SECRET}, and more");
     let mut strangers = vec![String::new(), bearer(""), bearer("X"), bearer(TOKEN), bearer(&longer)];
@@ -291,26 +291,26 @@ async fn health_says_why_work_waits_as_far_as_its_reader_may_know() {
         let answer = admin.port.ask(&format!("GET /health HTTP/1.1\r\n{headers}"), "").await;
         (answer.status, answer.body)
     };
-    let told = |status, text: &str| (status, text.to_owned());
+    let reply = |status, text: &str| (status, text.to_owned());
     let secret = bearer(SECRET);
     let of = |tenant: &str| format!("{secret}x-tenant-id: {tenant}\r\n");
-    assert_eq!(health("").await, told(200, "healthy\n"));
-    assert_eq!(health(&bearer(TOKEN)).await, told(200, "healthy\nquota: starts wait\n"));
+    assert_eq!(health("").await, reply(200, "healthy\n"));
+    assert_eq!(health(&bearer(TOKEN)).await, reply(200, "healthy\nquota: starts wait\n"));
     assert_eq!(
         health(&secret).await,
-        told(200, "healthy\nquota, acme: starts wait\nquota, other: starts wait\n")
+        reply(200, "healthy\nquota, acme: starts wait\nquota, other: starts wait\n")
     );
-    assert_eq!(health(&of("acme")).await, told(200, "healthy\nquota, acme: starts wait\n"));
+    assert_eq!(health(&of("acme")).await, reply(200, "healthy\nquota, acme: starts wait\n"));
     assert_eq!(health(&of("unknown")).await.0, 404);
     assert_eq!(health("x-tenant-id: acme\r\n").await.0, 400);
     // Missing conditions are named to operators, and not to callers that name a tenant.
     admin.port.readiness.condition("lanes").unmet("that of other stays away");
-    assert_eq!(health("").await, told(503, "not healthy\n"));
+    assert_eq!(health("").await, reply(503, "not healthy\n"));
     assert_eq!(
         health(&bearer(TOKEN)).await,
-        told(503, "lanes: that of other stays away\nquota: starts wait\n")
+        reply(503, "lanes: that of other stays away\nquota: starts wait\n")
     );
-    assert_eq!(health(&of("acme")).await, told(503, "not healthy\nquota, acme: starts wait\n"));
+    assert_eq!(health(&of("acme")).await, reply(503, "not healthy\nquota, acme: starts wait\n"));
 }
 
 #[tokio::test]
@@ -360,7 +360,7 @@ async fn an_answer_that_takes_long_is_not_waited_for_and_comes_to_its_end() {
 }
 
 #[tokio::test]
-async fn whoever_goes_away_cuts_nothing_in_half() {
+async fn a_caller_that_goes_away_cuts_nothing_in_half() {
     let admin = Admin::open().await;
     let mut stream = TcpStream::connect(&admin.port.address).await.unwrap();
     let head = "POST /admin/reload HTTP/1.1\r\nHost: ops\r\nContent-Length: 0\r\nX-Tenant-Id: slow\r\n";

@@ -58,7 +58,7 @@ on_every_store! {
     rows_are_scanned_in_order
     a_number_is_only_raised
     limits_are_named
-    whoever_comes_second_is_told_the_revision
+    the_second_writer_is_told_the_revision
     pages_end
     replicas_hear_of_each_other
     a_name_has_one_process
@@ -257,7 +257,7 @@ async fn pages_end(store: Arc<dyn KvStore>, _: TestClock) {
 }
 
 /// Many at once add one to the same number, each when nobody else did meanwhile.
-async fn whoever_comes_second_is_told_the_revision(store: Arc<dyn KvStore>, _: TestClock) {
+async fn the_second_writer_is_told_the_revision(store: Arc<dyn KvStore>, _: TestClock) {
     const EACH: u64 = 20;
     const WRITERS: u64 = 8;
     let epoch = store.acquire_lane(&lane()).await.expect("taken");
@@ -324,8 +324,8 @@ async fn replicas_hear_of_each_other(store: Arc<dyn KvStore>, _: TestClock) {
     let Ok(CommitOutcome::Committed(revision)) = store.commit(change).await else {
         panic!("it is committed")
     };
-    let heard = store.heartbeat(&beat("b", 1, 60)).await.expect("an answer");
-    assert_eq!((heard.revision, names(&heard).len()), (revision, 2));
+    let reply = store.heartbeat(&beat("b", 1, 60)).await.expect("an answer");
+    assert_eq!((reply.revision, names(&reply).len()), (revision, 2));
     // Whoever leaves lives no longer.
     let left = store.heartbeat(&beat("a:1", 2, 0)).await.expect("an answer");
     assert_eq!(names(&left), [("b", 1)]);

@@ -157,12 +157,12 @@ async fn a_full_disk_loses_nothing_and_is_survived() {
 #[tokio::test]
 async fn nothing_that_was_answered_is_lost_or_torn_by_a_kill() {
     let dir = tempfile::tempdir().expect("a temporary directory");
-    let mut told = 0;
+    let mut reported = 0;
     for round in 1..=3 {
         let mut writer = Command::new(std::env::current_exe().expect("this program"));
-        writer.args(["--exact", "embedded::whoever_writes_until_it_is_killed", "--nocapture"]);
+        writer.args(["--exact", "embedded::writes_until_it_is_killed", "--nocapture"]);
         let mut writer = TestProcess::spawn("writer", writer.env("WRITES_TO", dir.path()));
-        let _ = writer.wait_for_line(&format!("committed {}", told + 100), PATIENCE);
+        let _ = writer.wait_for_line(&format!("committed {}", reported + 100), PATIENCE);
         writer.kill9();
         let output = writer.output();
         let last =
@@ -172,13 +172,13 @@ async fn nothing_that_was_answered_is_lost_or_torn_by_a_kill() {
         assert_eq!(one, other, "round {round}");
         let found: u64 = one.expect("it was written").parse().expect("a number");
         assert!(found >= last.expect("it said so"), "round {round}: {found} of {last:?}");
-        told = found;
+        reported = found;
     }
 }
 
 /// Does nothing by itself: it is the process that is killed by the test before.
 #[tokio::test]
-async fn whoever_writes_until_it_is_killed() {
+async fn writes_until_it_is_killed() {
     let Some(dir) = std::env::var_os("WRITES_TO") else { return };
     let store = EmbeddedStore::open(Path::new(&dir), ROOM, WallClock).expect("a store");
     let epoch = store.acquire_lane(&crate::lane()).await.expect("taken");

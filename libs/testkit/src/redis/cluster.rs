@@ -55,7 +55,8 @@ impl RedisCluster {
     /// The URL of the cluster, with all nodes in it.
     #[must_use]
     pub fn url(&self) -> String {
-        let user = self.nodes[0].setup.password.as_ref().map(|word| format!(":{word}@")).unwrap_or_default();
+        let user =
+            self.nodes[0].setup.password.as_ref().map(|password| format!(":{password}@")).unwrap_or_default();
         let nodes: Vec<String> = self.nodes.iter().map(|node| format!("127.0.0.1:{}", node.port())).collect();
         format!("redis+cluster://{user}{}", nodes.join(","))
     }

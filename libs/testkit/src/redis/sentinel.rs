@@ -101,12 +101,12 @@ impl RedisSentinels {
     }
 
     fn agreed(&self) -> Option<usize> {
-        let mut said = self.sentinels.iter().map(|sentinel| {
+        let mut masters = self.sentinels.iter().map(|sentinel| {
             let answer = sentinel.ask(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", MASTER]).ok()?;
             answer.lines().nth(4)?.parse().ok()
         });
-        let port: u16 = said.next()??;
-        said.all(|other| other == Some(port)).then_some(())?;
+        let port: u16 = masters.next()??;
+        masters.all(|other| other == Some(port)).then_some(())?;
         self.servers.iter().position(|server| server.port() == port)
     }
 }

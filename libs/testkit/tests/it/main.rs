@@ -100,7 +100,7 @@ fn is_mounted(dir: &str) -> bool {
 }
 
 #[test]
-fn a_small_disk_goes_with_whoever_holds_it() {
+fn a_small_disk_goes_with_its_holder() {
     // Nothing stays of one that may not be mounted either.
     let Some(disk) = SmallDisk::new(1) else { return };
     let dir = disk.path().to_str().expect("a plain path").to_owned();
@@ -110,7 +110,7 @@ fn a_small_disk_goes_with_whoever_holds_it() {
 
     // This test, started again as one that holds a disk.
     let mut holder = Command::new(std::env::current_exe().expect("this program"));
-    holder.args(["--exact", "whoever_holds_a_small_disk", "--nocapture"]).env("HOLDS_A_DISK", "1");
+    holder.args(["--exact", "holds_a_small_disk", "--nocapture"]).env("HOLDS_A_DISK", "1");
     let mut holder = TestProcess::spawn("holder", &mut holder);
     let line = holder.wait_for_line("holds ", PATIENCE);
     let dir = line.split_once("holds ").map(|(_, dir)| dir.to_owned()).expect("its directory");
@@ -122,7 +122,7 @@ fn a_small_disk_goes_with_whoever_holds_it() {
 
 /// Does nothing by itself: it is the process that is killed by the test before.
 #[test]
-fn whoever_holds_a_small_disk() {
+fn holds_a_small_disk() {
     if std::env::var_os("HOLDS_A_DISK").is_some() {
         let disk = SmallDisk::new(1).expect("its parent may mount one");
         println!("holds {}", disk.path().display());

@@ -9,8 +9,8 @@ fn messages(nats: &NatsServer) -> Option<u64> {
 }
 
 fn create(nats: &NatsServer) {
-    let asked = "{\"name\":\"EVENTS\",\"subjects\":[\"events.>\"],\"storage\":\"file\"}";
-    let answer = nats.ask("$JS.API.STREAM.CREATE.EVENTS", asked);
+    let request = "{\"name\":\"EVENTS\",\"subjects\":[\"events.>\"],\"storage\":\"file\"}";
+    let answer = nats.ask("$JS.API.STREAM.CREATE.EVENTS", request);
     assert!(answer.contains("\"did_create\":true"), "{answer}");
 }
 

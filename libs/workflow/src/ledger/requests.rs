@@ -19,7 +19,7 @@ impl CallRow {
     /// Why it cannot be done. Nothing was changed.
     pub fn apply_request(
         &mut self,
-        asked: &EffectCallRequest,
+        request: &EffectCallRequest,
         now: Timestamp,
     ) -> Result<bool, RequestRefusal> {
         use EffectState as S;
@@ -28,7 +28,7 @@ impl CallRow {
             let message = format!("the call is {state}: {message}");
             Err(RequestRefusal { reason: reason.to_owned(), message })
         };
-        let done = match asked {
+        let done = match request {
             EffectCallRequest::Happened { .. } | EffectCallRequest::NotDone
                 if !matches!(state, S::Unknown | S::Manual) =>
             {
@@ -141,9 +141,9 @@ mod tests {
         EffectCallRequest::Complete { token: BlobHash::of(token.as_bytes()), end }
     }
 
-    fn reason(call: &mut CallRow, word: &EffectCallRequest) -> String {
+    fn reason(call: &mut CallRow, request: &EffectCallRequest) -> String {
         let before = call.clone();
-        let refusal = call.apply_request(word, now()).expect_err("refused");
+        let refusal = call.apply_request(request, now()).expect_err("refused");
         assert_eq!(*call, before, "nothing was changed");
         refusal.reason
     }
@@ -153,9 +153,9 @@ mod tests {
         use EffectState as S;
         for state in EffectState::ALL {
             let happened = EffectCallRequest::Happened { result: Json::Null };
-            for word in [happened, EffectCallRequest::NotDone] {
+            for request in [happened, EffectCallRequest::NotDone] {
                 if !matches!(state, S::Unknown | S::Manual) {
-                    assert_eq!(reason(&mut call(state), &word), "EFFECT_NOT_UNKNOWN", "{state}");
+                    assert_eq!(reason(&mut call(state), &request), "EFFECT_NOT_UNKNOWN", "{state}");
                 }
             }
             let is_retried = matches!(state, S::Accepted | S::Backoff | S::Unknown | S::Manual);

@@ -226,8 +226,8 @@ fn passing_failures_wait_longer_each_time_and_end_with_their_attempts() {
     assert_eq!(pauses, [499, 999, 1999, 3999, 7999, 15999, 31999]);
     assert_eq!((row.attempts, end(&row)), (8, (CommandOutcome::Failed, false, "unavailable".to_owned())));
     let mut row = calling(&effect);
-    let told = ProviderAnswer::Passing { why: "429".to_owned(), after: Some(Duration::from_secs(9)) };
-    row.record_answer(&effect, told, 0, at(0)).expect("legal");
+    let answer = ProviderAnswer::Passing { why: "429".to_owned(), after: Some(Duration::from_secs(9)) };
+    row.record_answer(&effect, answer, 0, at(0)).expect("legal");
     assert_eq!(row.due, at(9));
 }
 

@@ -431,7 +431,7 @@ impl ManifestReader {
                 "completed" => Some(Continuation::Complete),
                 "failed" => {
                     let reason = fields.get("reason").and_then(|entry| self.text_with_formulas(entry, known));
-                    Some(Continuation::Fail(reason.unwrap_or_else(ValueTemplate::nothing_said)))
+                    Some(Continuation::Fail(reason.unwrap_or_else(ValueTemplate::empty_text)))
                 }
                 _ => {
                     self.yaml.wrong_kind(entry, "completed or failed");

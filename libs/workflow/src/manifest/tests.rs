@@ -112,8 +112,8 @@ fn a_definition_is_what_it_says_and_not_how() {
 }
 
 /// Where something is wrong: the line and the column of a line that begins with them behind the name of its file.
-fn place_of<'a>(file: &str, told: &'a str) -> Option<(u64, u64, &'a str)> {
-    let (line, rest) = told.strip_prefix(file)?.strip_prefix(':')?.split_once(':')?;
+fn place_of<'a>(file: &str, problem: &'a str) -> Option<(u64, u64, &'a str)> {
+    let (line, rest) = problem.strip_prefix(file)?.strip_prefix(':')?.split_once(':')?;
     let (column, message) = rest.split_once(": ")?;
     Some((line.parse().ok()?, column.parse().ok()?, message))
 }
@@ -146,14 +146,16 @@ fn what_is_wrong_has_its_place_and_its_way_out() {
         assert!(!refused.contains("hunter2"), "{refused}");
         let first = EXAMPLE.split(good).next().expect("it stands there").matches('\n').count() as u64 + 1;
         let last = first + bad.trim_end_matches('\n').matches('\n').count() as u64;
-        for told in refused.lines() {
-            let place = place_of("m.yaml", told);
-            let (line, column, _) = place.unwrap_or_else(|| panic!("{bad}: no line and column: {told}"));
-            let written =
-                text.lines().nth(line as usize - 1).unwrap_or_else(|| panic!("{bad}: no such line: {told}"));
+        for problem in refused.lines() {
+            let place = place_of("m.yaml", problem);
+            let (line, column, _) = place.unwrap_or_else(|| panic!("{bad}: no line and column: {problem}"));
+            let written = text
+                .lines()
+                .nth(line as usize - 1)
+                .unwrap_or_else(|| panic!("{bad}: no such line: {problem}"));
             let there = written.chars().nth(column as usize - 1);
-            assert!(there.is_some_and(|c| !c.is_whitespace()), "{bad}: nothing stands there: {told}");
-            if told.contains(expected) && !(first..=last).contains(&line) {
+            assert!(there.is_some_and(|c| !c.is_whitespace()), "{bad}: nothing stands there: {problem}");
+            if problem.contains(expected) && !(first..=last).contains(&line) {
                 elsewhere.push(*expected);
             }
         }
@@ -204,10 +206,11 @@ fn no_mistake_hides_another_one() {
 }
 
 /// Returns the problems of the files together, one line for each.
-fn told(files: &[(&str, &str)]) -> Vec<String> {
+fn problems_of(files: &[(&str, &str)]) -> Vec<String> {
     let drafts: Vec<_> = files.iter().map(|(name, text)| ManifestDraft::read(name, text)).collect();
-    let told = Catalog::of(&drafts, &Catalog::default(), &[]).err().unwrap_or_default();
-    told.iter()
+    let problems = Catalog::of(&drafts, &Catalog::default(), &[]).err().unwrap_or_default();
+    problems
+        .iter()
         .flat_map(|problems| problems.to_string().lines().map(str::to_owned).collect::<Vec<_>>())
         .collect()
 }
@@ -215,29 +218,29 @@ fn told(files: &[(&str, &str)]) -> Vec<String> {
 #[test]
 fn what_is_wrong_with_one_document_and_with_all_of_them_is_told_at_once() {
     let (saga, providers) = EXAMPLE.split_once("\n---\n").expect("several documents");
-    assert_eq!(told(&[("s", saga), ("p", providers)]), Vec::<String>::new());
+    assert_eq!(problems_of(&[("s", saga), ("p", providers)]), Vec::<String>::new());
     let misspelled = saga.replace("effect: payment-release", "effect: payment-releas");
     // A provider that is wrong by itself has its effects all the same.
     let wrong = providers.replace("attempts: 8", "attempts: many");
-    let found = told(&[("s", &misspelled), ("p", &wrong)]);
+    let found = problems_of(&[("s", &misspelled), ("p", &wrong)]);
     let [of_provider, of_saga] = found.as_slice() else { panic!("two: {found:?}") };
     assert!(of_provider.contains("not `many`"), "{found:?}");
     assert!(of_saga.ends_with("the effect `payment-releas`; did you mean `payment-release`?"), "{found:?}");
     // So it is with a saga that is wrong by itself.
     let both = misspelled.replace("goto: refuse }", "goto: refused }");
-    let found = told(&[("s", &both), ("p", providers)]);
-    assert!(found.iter().any(|told| told.contains("there is no step `refused`")), "{found:?}");
-    assert!(found.iter().any(|told| told.contains("the effect `payment-releas`")), "{found:?}");
+    let found = problems_of(&[("s", &both), ("p", providers)]);
+    assert!(found.iter().any(|problem| problem.contains("there is no step `refused`")), "{found:?}");
+    assert!(found.iter().any(|problem| problem.contains("the effect `payment-releas`")), "{found:?}");
     // What cannot be read may have every effect, and what else is wrong is told with it.
     let twice = format!("{saga}\n---\n{}", saga.replace("version: 3", "version: 4"));
     for unreadable in ["kind: [", "kind: Provider\n", &providers.replace("effects:", "efects:")] {
-        let found = told(&[("s", &format!("{twice}\n---\n{misspelled}")), ("p", unreadable)]);
+        let found = problems_of(&[("s", &format!("{twice}\n---\n{misspelled}")), ("p", unreadable)]);
         assert!(
-            found.iter().any(|told| told.contains("the saga `order-fulfilment` stands twice")),
+            found.iter().any(|problem| problem.contains("the saga `order-fulfilment` stands twice")),
             "{found:?}"
         );
-        assert!(found.iter().any(|told| told.starts_with("p:")), "{found:?}");
-        assert!(!found.iter().any(|told| told.contains("no provider has")), "{found:?}");
+        assert!(found.iter().any(|problem| problem.starts_with("p:")), "{found:?}");
+        assert!(!found.iter().any(|problem| problem.contains("no provider has")), "{found:?}");
     }
 }
 

@@ -7,7 +7,7 @@ use queue::{JobEndReport, QueueJobStatus};
 use testkit::{PATIENCE, wait_until};
 
 use crate::conversation::{accepted, all_answered, end, ended, started};
-use crate::suite::{Front, Said, Suite, Worker, execution, key};
+use crate::suite::{Front, Received, Suite, Worker, execution, key};
 
 async fn finish(worker: &Worker, job: u32, end: AttemptEnd) {
     let ending = JobEndReport { job_key: key(job), end, last_log: None, output_tail: String::new() };
@@ -18,7 +18,7 @@ fn unknown(kind: &ReportKind) -> Option<()> {
     (*kind == ReportKind::Unknown).then_some(())
 }
 
-async fn attempts_are_told_of(front: Front) {
+async fn attempts_are_reported(front: Front) {
     let (suite, mut worker) = Suite::start(front).await;
     let mut router = suite.router().await;
     // 1 ends, 2 runs, 3 waits, 4 never came, 5 was handed back.
@@ -64,13 +64,13 @@ async fn attempts_are_told_of(front: Front) {
 }
 
 #[tokio::test]
-async fn attempts_are_told_of_over_a_stream() {
-    attempts_are_told_of(Front::Stream).await;
+async fn attempts_are_reported_over_a_stream() {
+    attempts_are_reported(Front::Stream).await;
 }
 
 #[tokio::test]
-async fn attempts_are_told_of_over_the_bus() {
-    attempts_are_told_of(Front::Bus).await;
+async fn attempts_are_reported_over_the_bus() {
+    attempts_are_reported(Front::Bus).await;
 }
 
 #[tokio::test]
@@ -152,8 +152,8 @@ async fn contexts_are_forgotten(front: Front) {
     router.says(suite.drop_context(1)).await;
     let error = router.dropped(1).await;
     assert!(error.contains("1 attempts of the context are still being stopped"), "{error}");
-    let told = worker.instance.refresh().await.expect("an answer");
-    assert_eq!(told.stops, [(key(1), 0)], "its process tree is ended");
+    let update = worker.instance.refresh().await.expect("an answer");
+    assert_eq!(update.stops, [(key(1), 0)], "its process tree is ended");
     assert!(dirs.iter().all(|dir| dir.exists()), "not while something runs there");
     finish(&worker, 1, end(Outcome::Stopped)).await;
 
@@ -215,7 +215,7 @@ async fn events_of_a_forgotten_context_are_not_repeated() {
         finish(&worker, 1, end(Outcome::Succeeded)).await;
         router.report(key(1), started).await;
         // The end is heard and not acknowledged: the supervisor keeps it and says it again.
-        router.hears(|said| said.is_end_of(key(1)).then_some(())).await;
+        router.next_matching(|item| item.is_end_of(key(1)).then_some(())).await;
     }
     let mut router = suite.router().await;
     router.says(suite.drop_context(1)).await;
@@ -241,8 +241,8 @@ async fn attempts_of_flows_that_are_gone_are_forgotten(front: Front) {
     // The one has ended, and this is not known yet; the other waits.
     router.says(suite.forget(&[key(1), key(2)])).await;
     router.report(key(1), started).await;
-    let end_id = router.hears(|said| match said {
-        Said::Report(id, _) if said.is_end_of(key(1)) => Some(*id),
+    let end_id = router.next_matching(|item| match item {
+        Received::Report(id, _) if item.is_end_of(key(1)) => Some(*id),
         _ => None,
     });
     let end_id = end_id.await;

@@ -9,7 +9,7 @@ use proto::v1::gateway_service_client::GatewayServiceClient;
 use queue::{JobEndReport, LogChunk};
 use testkit::{PATIENCE, wait_until};
 
-use crate::suite::{Front, Said, Suite, execution, key};
+use crate::suite::{Front, Received, Suite, execution, key};
 
 /// When an attempt printed something.
 const PRINTED: Timestamp = Timestamp::from_millis(1_800_000_000_250);
@@ -101,7 +101,9 @@ async fn jobs_go_there_and_come_back(front: Front) {
     assert_eq!(router.report(key(1), ended).await, how);
     assert_eq!(suite.storage.get(made).expect("pushed before"), output);
     assert_eq!(router.report(key(2), ended).await.outcome, Outcome::Failed);
-    let log = router.hears(|said| if let Said::Log(log) = said { Some(log.clone()) } else { None }).await;
+    let log = router
+        .next_matching(|item| if let Received::Log(log) = item { Some(log.clone()) } else { None })
+        .await;
     assert_eq!((log.offset, &log.data[..], log.context_id, log.flow_id), (0, &b"hi\n"[..], 1, 7));
     assert_eq!(log.runner_id, 1, "where all of it can be read");
     assert_eq!(log.print_millis, PRINTED.as_millis());
@@ -125,11 +127,11 @@ async fn what_is_not_acknowledged_is_told_again(front: Front) {
     first.says(suite.deliver(1, &[execution(1)])).await;
     assert_eq!(first.outcome(1).await, "");
     worker.take(1).await;
-    let told = first.hears(|said| match said {
-        Said::Report(_, report) => started(&report.kind),
+    let start_report = first.next_matching(|item| match item {
+        Received::Report(_, report) => started(&report.kind),
         _ => None,
     });
-    told.await;
+    start_report.await;
     drop(first);
 
     let mut second = suite.router().await;

@@ -168,7 +168,7 @@ pub(crate) struct FakeBox(Arc<Mutex<Taken>>);
 
 #[derive(Debug, Default)]
 struct Taken {
-    letters: Vec<(DirectMessage, bool)>,
+    messages: Vec<(DirectMessage, bool)>,
     /// For each accepted letter: true when another coordinator has brought it.
     foreign: Vec<bool>,
     duplicates: usize,
@@ -180,7 +180,7 @@ impl FakeBox {
     /// Returns the accepted letters, with whether each signature was checked, and the number of duplicates.
     pub(crate) fn taken(&self) -> (Vec<(DirectMessage, bool)>, usize) {
         let taken = self.0.lock().expect("not poisoned");
-        (taken.letters.clone(), taken.duplicates)
+        (taken.messages.clone(), taken.duplicates)
     }
 
     /// Returns, for each accepted letter, whether another coordinator has brought it.
@@ -208,7 +208,7 @@ impl MessageBoxService for FakeBox {
         request: Request<wire::AcceptLetterRequest>,
     ) -> Result<Response<wire::AcceptLetterResponse>, Status> {
         let wire::AcceptLetterRequest { letter_json, verified, foreign } = request.into_inner();
-        let letter: DirectMessage = serde_json::from_slice(&letter_json).expect("a letter");
+        let message: DirectMessage = serde_json::from_slice(&letter_json).expect("a letter");
         let mut taken = self.0.lock().expect("not poisoned");
         if let Some(status) = &taken.failure {
             return Err(status.clone());
@@ -221,14 +221,14 @@ impl MessageBoxService for FakeBox {
                 ..Default::default()
             }));
         }
-        let duplicate = taken.letters.iter().any(|(known, _)| known.origin == letter.origin);
+        let duplicate = taken.messages.iter().any(|(known, _)| known.origin == message.origin);
         if duplicate {
             taken.duplicates += 1;
         } else {
-            taken.letters.push((letter, verified));
+            taken.messages.push((message, verified));
             taken.foreign.push(foreign);
         }
-        let message_key = format!("message:0:{}", taken.letters.len());
+        let message_key = format!("message:0:{}", taken.messages.len());
         Ok(Response::new(wire::AcceptLetterResponse { message_key, duplicate, ..Default::default() }))
     }
 

@@ -33,9 +33,9 @@ use crate::coordinator::{Coordinator, With};
 const HOUR: Duration = Duration::from_secs(3600);
 
 /// A letter by this actor; what coordinator it is from, its gateway says.
-fn letter(number: u32, from: &SigningKey, signed: bool) -> DirectMessage {
+fn direct_message(number: u32, from: &SigningKey, signed: bool) -> DirectMessage {
     let now = Timestamp::now();
-    let mut letter = DirectMessage {
+    let mut direct_message = DirectMessage {
         origin: DirectMessageOrigin {
             coordinator: String::new(),
             context_uid: ContextUid(Uid::from_bits(1)),
@@ -55,23 +55,23 @@ fn letter(number: u32, from: &SigningKey, signed: bool) -> DirectMessage {
     };
     if signed {
         let terms = DirectMessageTerms {
-            to: &letter.to,
-            target_context: letter.target_context,
-            message_type: letter.message_type,
-            format: letter.format,
-            topic: &letter.topic,
-            text: &letter.text,
+            to: &direct_message.to,
+            target_context: direct_message.target_context,
+            message_type: direct_message.message_type,
+            format: direct_message.format,
+            topic: &direct_message.topic,
+            text: &direct_message.text,
         };
-        letter.signature = Some(sign_direct_message(&terms, from, now + HOUR));
+        direct_message.signature = Some(sign_direct_message(&terms, from, now + HOUR));
     }
-    letter
+    direct_message
 }
 
-fn deliver(delivery_id: u64, letter: &DirectMessage, addresses: &[String]) -> Frame {
+fn deliver(delivery_id: u64, direct_message: &DirectMessage, addresses: &[String]) -> Frame {
     Frame::Letter(wire::DeliverLetter {
         delivery_id,
         addresses: addresses.to_vec(),
-        letter_json: serde_json::to_vec(letter).expect("JSON").into(),
+        letter_json: serde_json::to_vec(direct_message).expect("JSON").into(),
         timeout_millis: 20_000,
     })
 }
@@ -80,19 +80,19 @@ fn deliver(delivery_id: u64, letter: &DirectMessage, addresses: &[String]) -> Fr
 async fn letters_arrive(from: &Coordinator, to: &Coordinator, addresses: &[String]) {
     let actor = SigningKey::generate();
     let mut router = from.router().await;
-    let (signed, unsigned) = (letter(1, &actor, true), letter(2, &actor, false));
-    for (delivery, letter) in [(1, &signed), (2, &unsigned), (3, &signed)] {
-        router.says(deliver(delivery, letter, addresses)).await;
+    let (signed, unsigned) = (direct_message(1, &actor, true), direct_message(2, &actor, false));
+    for (delivery, direct_message) in [(1, &signed), (2, &unsigned), (3, &signed)] {
+        router.says(deliver(delivery, direct_message, addresses)).await;
         let outcome = router.delivered(delivery).await;
         assert_eq!((outcome.error.as_str(), outcome.lasting), ("", false));
     }
     let (taken, duplicates) = to.inbox.taken();
     assert_eq!(duplicates, 1, "the first came twice");
     let coordinator = from.root_text();
-    for ((letter, verified), sent) in taken.iter().zip([&signed, &unsigned]) {
-        assert_eq!(letter.origin.coordinator, coordinator, "its gateway says where it is from");
+    for ((direct_message, verified), sent) in taken.iter().zip([&signed, &unsigned]) {
+        assert_eq!(direct_message.origin.coordinator, coordinator, "its gateway says where it is from");
         let origin = DirectMessageOrigin { coordinator: coordinator.clone(), ..sent.origin.clone() };
-        assert_eq!(*letter, DirectMessage { origin, ..sent.clone() });
+        assert_eq!(*direct_message, DirectMessage { origin, ..sent.clone() });
         assert_eq!(*verified, sent.signature.is_some());
     }
     assert_eq!(taken.len(), 2);
@@ -100,11 +100,11 @@ async fn letters_arrive(from: &Coordinator, to: &Coordinator, addresses: &[Strin
     // Somebody puts another text into it, or another name under it.
     let forged = DirectMessage { text: "something else".into(), ..signed.clone() };
     let stolen = DirectMessage { from: SigningKey::generate().verifying_key().to_string(), ..signed.clone() };
-    let late = DirectMessage { expires_at: Timestamp::from_millis(1), ..letter(3, &actor, false) };
-    for (delivery, letter, reason) in
+    let late = DirectMessage { expires_at: Timestamp::from_millis(1), ..direct_message(3, &actor, false) };
+    for (delivery, direct_message, reason) in
         [(4, forged, "BAD_SIGNATURE"), (5, stolen, "BAD_SIGNATURE"), (6, late, "EXPIRED")]
     {
-        router.says(deliver(delivery, &letter, addresses)).await;
+        router.says(deliver(delivery, &direct_message, addresses)).await;
         let outcome = router.delivered(delivery).await;
         assert!(outcome.lasting && outcome.error.contains(reason), "{outcome:?}");
     }
@@ -190,17 +190,17 @@ async fn addresses_are_tried_in_their_order() {
     let mut router = here.router().await;
     let actor = SigningKey::generate();
     let all = [nobody.clone(), closed.clone(), "nonsense".to_owned(), there_address.clone()];
-    router.says(deliver(1, &letter(1, &actor, false), &all)).await;
+    router.says(deliver(1, &direct_message(1, &actor, false), &all)).await;
     assert_eq!(router.outcome(1).await, "");
     assert_eq!(there.inbox.taken().0.len(), 1);
     // Each says why not; one that may be there later is a reason to try again.
-    router.says(deliver(2, &letter(2, &actor, false), &all[..3])).await;
+    router.says(deliver(2, &direct_message(2, &actor, false), &all[..3])).await;
     let outcome = router.delivered(2).await;
     assert!(!outcome.lasting, "{outcome:?}");
     for address in &all[..3] {
         assert!(outcome.error.contains(address.as_str()), "{outcome:?}");
     }
-    router.says(deliver(3, &letter(3, &actor, false), &all[2..3])).await;
+    router.says(deliver(3, &direct_message(3, &actor, false), &all[2..3])).await;
     assert!(router.delivered(3).await.lasting, "an address that is none stays none");
     let json = Frame::Letter(wire::DeliverLetter { delivery_id: 4, ..Default::default() });
     router.says(json).await;
@@ -209,10 +209,10 @@ async fn addresses_are_tried_in_their_order() {
 }
 
 /// Makes a letter from `sealer` to the coordinator with this root.
-fn say(sealer: &Sealer, to: &str, letter: &DirectMessage) -> v1::DeliverRequest {
-    let call = JsonRpcCall::new(method::MESSAGE_DELIVER, letter).expect("JSON");
-    let said = sealer.seal(to, &request(7, &call), Timestamp::now(), Duration::from_secs(60));
-    v1::DeliverRequest { envelope: Some(envelope_convert::to_wire(said.expect("JSON"))) }
+fn say(sealer: &Sealer, to: &str, direct_message: &DirectMessage) -> v1::DeliverRequest {
+    let call = JsonRpcCall::new(method::MESSAGE_DELIVER, direct_message).expect("JSON");
+    let sealed = sealer.seal(to, &request(7, &call), Timestamp::now(), Duration::from_secs(60));
+    v1::DeliverRequest { envelope: Some(envelope_convert::to_wire(sealed.expect("JSON"))) }
 }
 
 #[tokio::test]
@@ -224,20 +224,20 @@ async fn who_has_no_certificate_may_deliver_and_nothing_else() {
     let refused = anybody.ping_peer(v1::PingPeerRequest::default()).await.expect_err("not for everybody");
     assert_eq!(refused.code(), Code::Unauthenticated);
 
-    let asked = anybody.deliver(v1::DeliverRequest { envelope: None }).await.expect("open").into_inner();
-    assert_eq!((asked.coordinator, asked.envelope), (there.root_text(), None));
+    let unsealed = anybody.deliver(v1::DeliverRequest { envelope: None }).await.expect("open").into_inner();
+    assert_eq!((unsealed.coordinator, unsealed.envelope), (there.root_text(), None));
     let stranger = Sealer::of_root(SigningKey::generate());
-    let mut mail = letter(1, &SigningKey::generate(), true);
+    let mut mail = direct_message(1, &SigningKey::generate(), true);
     mail.origin.coordinator = stranger.root().to_string();
-    let said = say(&stranger, &there.root_text(), &mail);
-    let answer = anybody.deliver(said.clone()).await.expect("heard").into_inner();
+    let sealed = say(&stranger, &there.root_text(), &mail);
+    let answer = anybody.deliver(sealed.clone()).await.expect("heard").into_inner();
     let envelope = envelope_convert::from_wire(answer.envelope.expect("signed")).expect("an envelope");
     let own = stranger.root().to_string();
-    let heard =
+    let opened =
         envelope::open_envelope(&envelope, std::slice::from_ref(&own), Timestamp::now()).expect("for us");
-    assert_eq!(heard.root, there.root.verifying_key());
-    assert_eq!(heard.signer, there.key.verifying_key());
-    let Ok(JsonRpcPayload::Single(Ok(JsonRpcMessage::Response(response)))) = parse(&heard.body) else {
+    assert_eq!(opened.root, there.root.verifying_key());
+    assert_eq!(opened.signer, there.key.verifying_key());
+    let Ok(JsonRpcPayload::Single(Ok(JsonRpcMessage::Response(response)))) = parse(&opened.body) else {
         panic!("an answer")
     };
     assert!(response.answer.is_ok());
@@ -246,7 +246,8 @@ async fn who_has_no_certificate_may_deliver_and_nothing_else() {
     let other = say(&stranger, &SigningKey::generate().verifying_key().to_string(), &mail);
     let mut changed = say(&stranger, &there.root_text(), &mail);
     changed.envelope.as_mut().expect("there").signatures[0].sig = vec![0; 64].into();
-    for (request, refusal) in [(said, "REPLAYED"), (other, "WRONG_DESTINATION"), (changed, "BAD_SIGNATURE")] {
+    for (request, refusal) in [(sealed, "REPLAYED"), (other, "WRONG_DESTINATION"), (changed, "BAD_SIGNATURE")]
+    {
         let status = anybody.deliver(request).await.expect_err("not heard");
         let view = ErrorView::from(&status);
         assert_eq!((status.code(), view.reason.as_str()), (Code::PermissionDenied, "ENVELOPE_REFUSED"));
@@ -264,19 +265,19 @@ async fn who_has_no_certificate_may_deliver_and_nothing_else() {
 async fn strangers_learn_nothing_of_how_it_fails_here() {
     let there = Coordinator::start(With::default()).await;
     let stranger = Sealer::of_root(SigningKey::generate());
-    let mut mail = letter(1, &SigningKey::generate(), true);
+    let mut mail = direct_message(1, &SigningKey::generate(), true);
     mail.origin.coordinator = stranger.root().to_string();
     for status in
         [Status::unavailable("10.0.0.1:7701 is away"), Status::permission_denied("10.0.0.1 says no")]
     {
         there.inbox.fail(status);
         let mut anybody = GatewayServiceClient::new(there.anybody());
-        let said = say(&stranger, &there.root_text(), &mail);
-        let answer = anybody.deliver(said).await.expect("heard").into_inner();
+        let sealed = say(&stranger, &there.root_text(), &mail);
+        let answer = anybody.deliver(sealed).await.expect("heard").into_inner();
         let envelope = envelope_convert::from_wire(answer.envelope.expect("signed")).expect("an envelope");
         let own = stranger.root().to_string();
-        let heard = envelope::open_envelope(&envelope, &[own], Timestamp::now()).expect("for us");
-        let Ok(JsonRpcPayload::Single(Ok(JsonRpcMessage::Response(response)))) = parse(&heard.body) else {
+        let opened = envelope::open_envelope(&envelope, &[own], Timestamp::now()).expect("for us");
+        let Ok(JsonRpcPayload::Single(Ok(JsonRpcMessage::Response(response)))) = parse(&opened.body) else {
             panic!("an answer")
         };
         let refused = response.answer.expect_err("it is not kept");
@@ -295,11 +296,11 @@ async fn what_comes_over_the_bus_is_signed_and_heard_once() {
     let sealer = Sealer::of_root(SigningKey::generate());
     let actor = SigningKey::generate();
     let mail = |number| {
-        let mut mail = letter(number, &actor, false);
+        let mut mail = direct_message(number, &actor, false);
         mail.origin.coordinator = sealer.root().to_string();
         mail
     };
-    let said = |number, to: String| -> Envelope {
+    let sealed = |number, to: String| -> Envelope {
         let call = JsonRpcCall::new(method::MESSAGE_DELIVER, &mail(number)).expect("JSON");
         sealer.seal(&to, &request(7, &call), Timestamp::now(), Duration::from_secs(60)).expect("JSON")
     };
@@ -318,16 +319,16 @@ async fn what_comes_over_the_bus_is_signed_and_heard_once() {
     // Plain, of somebody else's, and again: nobody answers. Then once more, by the name of its root.
     let plain = request(7, &JsonRpcCall::new(method::MESSAGE_DELIVER, &mail(1)).expect("JSON"));
     send(plain).await;
-    let first = said(1, to.to_string()).to_json();
+    let first = sealed(1, to.to_string()).to_json();
     send(first.clone()).await;
     send(first).await;
-    send(said(2, there.root_text()).to_json()).await;
+    send(sealed(2, there.root_text()).to_json()).await;
     for _ in 0..2 {
         let answer = tokio::time::timeout(PATIENCE, answers.next()).await.expect("in time").expect("there");
         let envelope = Envelope::from_json(&answer.payload).expect("signed");
         let own = sealer.root().to_string();
-        let heard = envelope::open_envelope(&envelope, &[own], Timestamp::now()).expect("for us");
-        assert_eq!(heard.root, there.root.verifying_key());
+        let opened = envelope::open_envelope(&envelope, &[own], Timestamp::now()).expect("for us");
+        assert_eq!(opened.root, there.root.verifying_key());
     }
     let (taken, duplicates) = there.inbox.taken();
     assert_eq!((taken.len(), duplicates), (2, 0));
@@ -335,7 +336,7 @@ async fn what_comes_over_the_bus_is_signed_and_heard_once() {
     let answer =
         sealer.seal(&there.root_text(), br#"{"jsonrpc":"2.0","id":7,"result":{}}"#, Timestamp::now(), HOUR);
     send(answer.expect("JSON").to_json()).await;
-    send(said(3, there.root_text()).to_json()).await;
+    send(sealed(3, there.root_text()).to_json()).await;
     tokio::time::timeout(PATIENCE, answers.next()).await.expect("in time").expect("there");
     assert_eq!(there.inbox.taken().0.len(), 3);
 }
@@ -344,16 +345,17 @@ async fn what_comes_over_the_bus_is_signed_and_heard_once() {
 async fn delivered(
     there: &Coordinator,
     sealer: &Sealer,
-    letter: &DirectMessage,
+    direct_message: &DirectMessage,
 ) -> Result<(), (String, bool)> {
-    let mut letter = letter.clone();
-    letter.origin.coordinator = sealer.root().to_string();
+    let mut direct_message = direct_message.clone();
+    direct_message.origin.coordinator = sealer.root().to_string();
     let mut anybody = GatewayServiceClient::new(there.anybody());
-    let answer = anybody.deliver(say(sealer, &there.root_text(), &letter)).await.expect("heard").into_inner();
+    let answer =
+        anybody.deliver(say(sealer, &there.root_text(), &direct_message)).await.expect("heard").into_inner();
     let envelope = envelope_convert::from_wire(answer.envelope.expect("signed")).expect("an envelope");
     let own = sealer.root().to_string();
-    let heard = envelope::open_envelope(&envelope, &[own], Timestamp::now()).expect("for us");
-    let Ok(JsonRpcPayload::Single(Ok(JsonRpcMessage::Response(response)))) = parse(&heard.body) else {
+    let opened = envelope::open_envelope(&envelope, &[own], Timestamp::now()).expect("for us");
+    let Ok(JsonRpcPayload::Single(Ok(JsonRpcMessage::Response(response)))) = parse(&opened.body) else {
         panic!("an answer")
     };
     response.answer.map(drop).map_err(|refused| (refused.reason().to_owned(), refused.is_lasting()))
@@ -364,7 +366,7 @@ async fn strangers_are_refused_unless_they_are_listed_or_allowed() {
     let (listed, stranger) =
         (Sealer::of_root(SigningKey::generate()), Sealer::of_root(SigningKey::generate()));
     let actor = SigningKey::generate();
-    let (signed, unsigned) = (letter(1, &actor, true), letter(2, &actor, false));
+    let (signed, unsigned) = (direct_message(1, &actor, true), direct_message(2, &actor, false));
     let refused = |reason: &str| Err((reason.to_owned(), true));
     for (strangers, of_signed, of_unsigned) in [
         (StrangerMailPolicy::Refused, refused("STRANGER"), refused("STRANGER")),
@@ -386,14 +388,18 @@ async fn strangers_are_refused_unless_they_are_listed_or_allowed() {
 }
 
 #[tokio::test]
-async fn nobody_is_flooded_with_letters() {
+async fn no_recipient_is_flooded_with_messages() {
     let there = Coordinator::start(With::default()).await;
     let stranger = Sealer::of_root(SigningKey::generate());
     let actor = SigningKey::generate();
     for number in 1..=STRANGER_LETTERS_PER_MINUTE_MAX {
-        assert_eq!(delivered(&there, &stranger, &letter(number, &actor, false)).await, Ok(()), "{number}");
+        assert_eq!(
+            delivered(&there, &stranger, &direct_message(number, &actor, false)).await,
+            Ok(()),
+            "{number}"
+        );
     }
-    let mut next = letter(1000, &actor, false);
+    let mut next = direct_message(1000, &actor, false);
     next.origin.coordinator = stranger.root().to_string();
     let mut anybody = GatewayServiceClient::new(there.anybody());
     let refused = anybody.deliver(say(&stranger, &there.root_text(), &next)).await.expect_err("too many");
@@ -409,7 +415,7 @@ async fn nobody_is_flooded_with_letters() {
 }
 
 #[tokio::test]
-async fn letters_make_nobody_knock_at_this_machine() {
+async fn messages_bring_no_connection_to_this_machine() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let port = listener.local_addr().expect("bound").port();
     // What a name leads to is looked at when it is dialed.
@@ -419,14 +425,14 @@ async fn letters_make_nobody_knock_at_this_machine() {
         let addresses = Some(AddressRules::default());
         let here = Coordinator::start(With { runner, addresses, ..With::default() }).await;
         let mut router = here.router().await;
-        let sent = letter(1, &SigningKey::generate(), false);
+        let sent = direct_message(1, &SigningKey::generate(), false);
         router.says(deliver(1, &sent, std::slice::from_ref(&address))).await;
         let outcome = router.delivered(1).await;
         assert!(outcome.error.contains("ADDRESS_REFUSED"), "{outcome:?}");
         let mut gateway = GatewayServiceClient::new(here.channel(Identity::Admin));
         let ping = gateway.ping_peer(v1::PingPeerRequest { address }).await.expect_err("it is not dialed");
         assert!(ping.message().contains("ADDRESS_REFUSED"), "{ping}");
-        let told = || {
+        let refused_peer = || {
             let mut gateway = gateway.clone();
             async move {
                 let shown = gateway.get_gateway(v1::GetGatewayRequest {}).await.expect("an answer");
@@ -434,7 +440,7 @@ async fn letters_make_nobody_knock_at_this_machine() {
                 peers.find(|peer| peer.last_error.contains("ADDRESS_REFUSED"))
             }
         };
-        let peer = wait_until(told, PATIENCE, "the supervisor's place is not dialed").await;
+        let peer = wait_until(refused_peer, PATIENCE, "the supervisor's place is not dialed").await;
         assert!(!peer.connected);
     }
     // All of it was tried by now, and nobody has come.

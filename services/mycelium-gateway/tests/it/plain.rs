@@ -141,7 +141,7 @@ async fn what_the_ancestors_supervisors_answer_ends_a_job() {
 }
 
 #[tokio::test]
-async fn an_answer_that_cannot_be_read_is_unknown_and_nobody_asks_again() {
+async fn an_answer_that_cannot_be_read_is_unknown_and_no_request_follows() {
     let mut scene = Scene::new().await;
     let unknown = |kind: &ReportKind| match kind {
         ReportKind::Rejected { reason, lasting: true, .. } => Some(reason.clone()),
@@ -178,9 +178,9 @@ async fn an_answer_may_take_as_long_as_its_job() {
 async fn who_does_not_say_who_it_is_is_alive_and_does_what_its_record_says() {
     let scene = Scene::new().await;
     let offered = async || {
-        let heard = scene.here.registry.heard()?;
-        let instance = heard.instances.first()?;
-        Some((instance.script_type, instance.group.to_string(), heard.instances.len()))
+        let presence = scene.here.registry.last_presence()?;
+        let instance = presence.instances.first()?;
+        Some((instance.script_type, instance.group.to_string(), presence.instances.len()))
     };
     let offered = wait_until(offered, PATIENCE, "the registry hears of it").await;
     assert_eq!(offered, (model::ScriptType::Python, "old".to_owned(), 1));

@@ -138,7 +138,7 @@ impl Suite {
             shutdown,
             _servers: servers,
         };
-        suite.registry.heard_an_instance().await;
+        suite.registry.wait_for_an_instance().await;
         (suite, worker)
     }
 
@@ -237,7 +237,7 @@ pub(crate) fn publish(name: &'static str, mount: rpc::MountBuilder) -> LocalServ
 pub(crate) struct Router {
     sender: mpsc::Sender<wire::ExchangeRequest>,
     answers: mpsc::UnboundedReceiver<Result<Option<wire::ExchangeResponse>, Status>>,
-    unread: Vec<Said>,
+    unread: Vec<Received>,
     address: String,
     /// Reads all the time, as routers do: what the gateway does for one is done where its answers are read.
     _reading: JoinSet<()>,
@@ -245,7 +245,7 @@ pub(crate) struct Router {
 
 /// Item that the gateway sends to a router.
 #[derive(Debug)]
-pub(crate) enum Said {
+pub(crate) enum Received {
     Outcome(wire::DeliveryOutcome),
     Report(u64, Box<NodeReport>),
     Log(wire::NumberedLog),
@@ -253,7 +253,7 @@ pub(crate) enum Said {
     LogRead(wire::LogOutcome),
 }
 
-impl Said {
+impl Received {
     pub(crate) fn is_end_of(&self, job: JobKey) -> bool {
         matches!(self, Self::Report(_, report)
             if report.job_key == job && matches!(report.kind, model::ReportKind::Ended(_)))
@@ -282,7 +282,7 @@ impl Router {
 
     /// Returns true when nothing was heard of a job so far.
     pub(crate) fn is_silent_of(&self, job: JobKey) -> bool {
-        !self.unread.iter().any(|said| matches!(said, Said::Report(_, report) if report.job_key == job))
+        !self.unread.iter().any(|item| matches!(item, Received::Report(_, report) if report.job_key == job))
     }
 
     pub(crate) async fn says(&self, frame: Frame) {
@@ -294,8 +294,8 @@ impl Router {
     }
 
     /// The next that `wanted` accepts. What comes before it stays for later.
-    pub(crate) async fn hears<T>(&mut self, wanted: impl Fn(&Said) -> Option<T>) -> T {
-        if let Some(at) = self.unread.iter().position(|said| wanted(said).is_some()) {
+    pub(crate) async fn next_matching<T>(&mut self, wanted: impl Fn(&Received) -> Option<T>) -> T {
+        if let Some(at) = self.unread.iter().position(|item| wanted(item).is_some()) {
             return wanted(&self.unread.remove(at)).expect("found just now");
         }
         loop {
@@ -304,21 +304,21 @@ impl Router {
             let frame =
                 answer.expect("no end before").expect("no error").expect("no end").frame.expect("always one");
             match frame {
-                Answer::Outcome(outcome) => self.unread.push(Said::Outcome(outcome)),
-                Answer::Dropped(dropped) => self.unread.push(Said::Dropped(dropped)),
-                Answer::LogRead(outcome) => self.unread.push(Said::LogRead(outcome)),
+                Answer::Outcome(outcome) => self.unread.push(Received::Outcome(outcome)),
+                Answer::Dropped(dropped) => self.unread.push(Received::Dropped(dropped)),
+                Answer::LogRead(outcome) => self.unread.push(Received::LogRead(outcome)),
                 Answer::Reports(reports) => {
                     for wire::NumberedReport { report_id, report_json } in reports.reports {
                         let report: NodeReport = serde_json::from_slice(&report_json).expect("a report");
                         let source =
                             ReportSource { address: self.address.clone(), topic: "supervisor.rpc".into() };
                         assert_eq!(report.source, Some(source), "where its attempt can be stopped");
-                        self.unread.push(Said::Report(report_id, Box::new(report)));
+                        self.unread.push(Received::Report(report_id, Box::new(report)));
                     }
                 }
-                Answer::Logs(logs) => self.unread.extend(logs.logs.into_iter().map(Said::Log)),
+                Answer::Logs(logs) => self.unread.extend(logs.logs.into_iter().map(Received::Log)),
             }
-            if let Some(at) = self.unread.iter().position(|said| wanted(said).is_some()) {
+            if let Some(at) = self.unread.iter().position(|item| wanted(item).is_some()) {
                 return wanted(&self.unread.remove(at)).expect("found just now");
             }
         }
@@ -331,8 +331,8 @@ impl Router {
 
     /// How a delivery ended.
     pub(crate) async fn delivered(&mut self, of: u64) -> wire::DeliveryOutcome {
-        self.hears(|said| match said {
-            Said::Outcome(outcome) if outcome.delivery_id == of => Some(outcome.clone()),
+        self.next_matching(|item| match item {
+            Received::Outcome(outcome) if outcome.delivery_id == of => Some(outcome.clone()),
             _ => None,
         })
         .await
@@ -340,8 +340,8 @@ impl Router {
 
     /// Waits for the error of a context drop; empty when the context is forgotten.
     pub(crate) async fn dropped(&mut self, of: u64) -> String {
-        self.hears(|said| match said {
-            Said::Dropped(dropped) if dropped.drop_id == of => Some(dropped.error.clone()),
+        self.next_matching(|item| match item {
+            Received::Dropped(dropped) if dropped.drop_id == of => Some(dropped.error.clone()),
             _ => None,
         })
         .await
@@ -351,8 +351,8 @@ impl Router {
     pub(crate) async fn log_read(&mut self, of: u64) -> Result<wire::LogPiece, wire::LogRefusal> {
         use wire::log_reading::Result as Reading;
         let reading = self
-            .hears(|said| match said {
-                Said::LogRead(outcome) if outcome.read_id == of => outcome.reading.clone()?.result,
+            .next_matching(|item| match item {
+                Received::LogRead(outcome) if outcome.read_id == of => outcome.reading.clone()?.result,
                 _ => None,
             })
             .await;
@@ -369,8 +369,8 @@ impl Router {
         wanted: impl Fn(&model::ReportKind) -> Option<T>,
     ) -> T {
         let (id, found) = self
-            .hears(|said| match said {
-                Said::Report(id, report) if report.job_key == job => Some((*id, wanted(&report.kind)?)),
+            .next_matching(|item| match item {
+                Received::Report(id, report) if report.job_key == job => Some((*id, wanted(&report.kind)?)),
                 _ => None,
             })
             .await;
@@ -468,7 +468,7 @@ impl BlobStoreService for FakeStorage {
 pub(crate) struct FakeRegistry {
     /// Their records, as they are now, with their contexts.
     runners: Arc<tokio::sync::watch::Sender<Vec<(u32, v1::Runner)>>>,
-    heard: Arc<tokio::sync::watch::Sender<Option<Presence>>>,
+    last_presence: Arc<tokio::sync::watch::Sender<Option<Presence>>>,
     /// All that was heard, in its order.
     history: Arc<Mutex<Vec<Presence>>>,
 }
@@ -486,9 +486,9 @@ impl FakeRegistry {
 
     /// With this record; with none when it has no address.
     pub(crate) fn with(runner: v1::Runner) -> Self {
-        let heard = Arc::new(tokio::sync::watch::Sender::new(None));
+        let last_presence = Arc::new(tokio::sync::watch::Sender::new(None));
         let runners = Arc::new(tokio::sync::watch::Sender::new(vec![(1, runner)]));
-        Self { runners, heard, history: Arc::default() }
+        Self { runners, last_presence, history: Arc::default() }
     }
 
     /// The first record is another now.
@@ -502,8 +502,8 @@ impl FakeRegistry {
     }
 
     /// Returns the last presence that was heard.
-    pub(crate) fn heard(&self) -> Option<Presence> {
-        self.heard.borrow().clone()
+    pub(crate) fn last_presence(&self) -> Option<Presence> {
+        self.last_presence.borrow().clone()
     }
 
     /// Everything that was heard, in its order.
@@ -511,9 +511,10 @@ impl FakeRegistry {
         self.history.lock().expect("not poisoned").clone()
     }
 
-    async fn heard_an_instance(&self) {
-        let mut heard = self.heard.subscribe();
-        let there = heard.wait_for(|heard| heard.as_ref().is_some_and(|p| !p.instances.is_empty()));
+    async fn wait_for_an_instance(&self) {
+        let mut last_presence = self.last_presence.subscribe();
+        let there = last_presence
+            .wait_for(|last_presence| last_presence.as_ref().is_some_and(|p| !p.instances.is_empty()));
         tokio::time::timeout(testkit::PATIENCE, there).await.expect("a presence").expect("kept here");
     }
 }
@@ -550,13 +551,13 @@ impl RegistryViewService for FakeRegistry {
         request: Request<Streaming<wire::ReportPresenceRequest>>,
     ) -> Result<Response<Self::ReportPresenceStream>, Status> {
         let (sender, stream) = mpsc::unbounded_channel();
-        let (mut incoming, heard) = (request.into_inner(), Arc::clone(&self.heard));
+        let (mut incoming, last_presence) = (request.into_inner(), Arc::clone(&self.last_presence));
         let history = Arc::clone(&self.history);
         tokio::spawn(async move {
-            while let Ok(Some(said)) = incoming.message().await {
-                let presence: Option<Presence> = serde_json::from_slice(&said.presence_json).ok();
+            while let Ok(Some(report)) = incoming.message().await {
+                let presence: Option<Presence> = serde_json::from_slice(&report.presence_json).ok();
                 history.lock().expect("not poisoned").extend(presence.clone());
-                heard.send_replace(presence);
+                last_presence.send_replace(presence);
             }
             drop(sender);
         });

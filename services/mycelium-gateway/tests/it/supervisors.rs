@@ -211,8 +211,8 @@ async fn a_plain_supervisor_is_sent_its_secret_and_known_by_its_node() {
     // Where the record asks for signatures again, it is not heard plainly any more.
     here.registry.change(|runner| runner.envelope = v1::EnvelopeForm::Signed.into());
     let unheard = async || {
-        let said = say(&old, Duration::from_millis(300)).await;
-        (said.err() == Some(CallError::TimedOut)).then_some(())
+        let answer = say(&old, Duration::from_millis(300)).await;
+        (answer.err() == Some(CallError::TimedOut)).then_some(())
     };
     wait_until(unheard, PATIENCE, "it is not heard").await;
 }
@@ -240,7 +240,7 @@ fn with_instances(count: usize, queued: u64) -> Presence {
     }
 }
 
-async fn told_of(peer: &JsonRpcPeer, presence: &Presence) {
+async fn announce(peer: &JsonRpcPeer, presence: &Presence) {
     let call = JsonRpcCall::new(method::SUPERVISOR_PRESENCE, presence).expect("JSON");
     peer.call_batch(vec![call], PATIENCE).await.remove(0).expect("heard");
 }
@@ -253,7 +253,7 @@ impl JsonRpcHandler for ChangingSupervisor {
     ) -> BoxFuture<'static, Vec<JsonRpcResult>> {
         let (peer, asking) = (peer.clone(), self.0.clone());
         Box::pin(async move {
-            told_of(&peer, &with_instances(1, 0)).await;
+            announce(&peer, &with_instances(1, 0)).await;
             asking.send(peer).ok();
             requests.iter().map(|_| answer(&with_instances(0, 0))).collect()
         })
@@ -271,26 +271,26 @@ async fn a_change_that_overtakes_an_answer_is_not_forgotten_for_it() {
         envelope: v1::EnvelopeForm::Plain.into(),
         ..Default::default()
     };
-    let (asking, mut asked) = mpsc::unbounded_channel();
+    let (asking, mut connections) = mpsc::unbounded_channel();
     let inbox = theirs.listen(SUPERVISOR_TOPIC).expect("free");
     let handler = Arc::new(ChangingSupervisor(asking));
     let side = move |_| PeerEndpoint { handler: handler.clone(), guard: Arc::new(Unguarded) };
     let changing = BusPeers::new(theirs, Arc::new(side));
     tokio::spawn(async move { changing.run(inbox, COORDINATOR_TOPIC).await });
     let here = Coordinator::start(With { bus: Some(ours), runner, ..With::default() }).await;
-    let coordinator = asked.recv().await.expect("it was asked who it is");
+    let coordinator = connections.recv().await.expect("it was asked who it is");
     let connected = async || peer(here.channel(Identity::Admin)).await.connected.then_some(());
     wait_until(connected, PATIENCE, "the supervisor has answered").await;
 
-    told_of(&coordinator, &with_instances(1, 7)).await;
-    let heard = async || here.registry.heard().filter(|presence| presence.queued == 7);
-    wait_until(heard, PATIENCE, "the registry hears it").await;
+    announce(&coordinator, &with_instances(1, 7)).await;
+    let presence_arrived = async || here.registry.last_presence().filter(|presence| presence.queued == 7);
+    wait_until(presence_arrived, PATIENCE, "the registry hears it").await;
     let history = here.registry.history();
     assert!(history.iter().all(|presence| presence.instances.len() == 1), "{history:?}");
 }
 
 #[tokio::test]
-async fn nobody_is_in_the_way_with_a_secret_that_is_none() {
+async fn a_missing_secret_is_in_no_ones_way() {
     let network = MemoryNetwork::default();
     let [ours, theirs] = [(); 2].map(|()| Arc::new(network.node(PublicKey::random())));
     let address = format!("mycelium:{}", theirs.key());
@@ -326,7 +326,7 @@ async fn nobody_is_in_the_way_with_a_secret_that_is_none() {
     }
     router.says(job).await;
     assert_eq!(router.outcome(1).await, "");
-    let wishes = [
+    let orders = [
         Frame::Stop(wire::StopAttempt {
             address: place.0.clone(),
             topic: place.1.clone(),
@@ -357,8 +357,8 @@ async fn nobody_is_in_the_way_with_a_secret_that_is_none() {
             context_id: 2,
         }),
     ];
-    for wish in wishes {
-        router.says(wish).await;
+    for order in orders {
+        router.says(order).await;
     }
     let mut missing = BTreeSet::from([
         method::JOB_RUN,
@@ -414,11 +414,11 @@ async fn a_node_is_one_supervisor_by_whichever_address() {
     let mut client = GatewayServiceClient::new(here.channel(Identity::Admin));
     let gateway = client.get_gateway(v1::GetGatewayRequest {}).await.expect("allowed").into_inner();
     assert!(gateway.peers.len() == 2 && gateway.peers.iter().all(|peer| peer.connected), "{gateway:?}");
-    let mut asked = Vec::new();
+    let mut methods = Vec::new();
     while let Ok((method, _)) = requests.try_recv() {
-        asked.push(method);
+        methods.push(method);
     }
-    assert_eq!(asked.iter().filter(|asked| *asked == method::JOB_RUN).count(), 3);
+    assert_eq!(methods.iter().filter(|method| *method == method::JOB_RUN).count(), 3);
 }
 
 #[tokio::test]
@@ -428,8 +428,8 @@ async fn what_is_longer_than_any_letter_is_not_read() {
     let mut says = async |length: usize| {
         let payload = vec![b'x'; length].into();
         let envelope = Some(v1::Envelope { payload, ..Default::default() });
-        let said = client.deliver(v1::DeliverRequest { envelope }).await;
-        said.expect_err("no envelope").code()
+        let response = client.deliver(v1::DeliverRequest { envelope }).await;
+        response.expect_err("no envelope").code()
     };
     let most = mycelium_gateway::rpc::LETTER_MESSAGE_BYTES_MAX;
     assert_eq!(says(most - 64).await, Code::PermissionDenied, "it is read, and signed by nobody");
@@ -437,7 +437,7 @@ async fn what_is_longer_than_any_letter_is_not_read() {
 }
 
 #[tokio::test]
-async fn whoever_is_there_answers_a_ping() {
+async fn every_reachable_peer_answers_a_ping() {
     let network = MemoryNetwork::default();
     let [ours, node, other] = [(); 3].map(|()| Arc::new(network.node(PublicKey::random())));
     let there = Coordinator::start(With { bus: Some(other.clone()), ..With::default() }).await;
@@ -478,9 +478,9 @@ async fn whoever_is_there_answers_a_ping() {
         (no_bus.code(), ErrorView::from(&no_bus).reason.as_str()),
         (Code::FailedPrecondition, "NO_BUS")
     );
-    let told =
+    let gateway =
         GatewayServiceClient::new(here.channel(Identity::Admin)).get_gateway(v1::GetGatewayRequest {}).await;
-    let told = told.expect("allowed").into_inner();
-    assert_eq!(told.signing_key, here.key.verifying_key().to_string());
-    assert_eq!((told.coordinator, told.bus_version), (here.root_text(), String::new()));
+    let gateway = gateway.expect("allowed").into_inner();
+    assert_eq!(gateway.signing_key, here.key.verifying_key().to_string());
+    assert_eq!((gateway.coordinator, gateway.bus_version), (here.root_text(), String::new()));
 }

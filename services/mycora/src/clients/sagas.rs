@@ -74,8 +74,8 @@ impl Clients {
     ) -> Result<ApiResponseStream<v1::ReplayLaneResponse>, CliError> {
         let mut client = self.sagas()?.clone();
         let id = request.request_id.clone();
-        let asked = client.replay_lane(request).await;
-        Ok(ApiResponseStream(asked.map_err(|status| unanswered(status.into(), &id))?.into_inner()))
+        let response = client.replay_lane(request).await;
+        Ok(ApiResponseStream(response.map_err(|status| unanswered(status.into(), &id))?.into_inner()))
     }
 
     /// Reads the operator's directory again. Where nothing was changed because of what is wrong with its files, the answer has all
@@ -271,18 +271,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whoever_got_no_answer_is_told_how_to_ask_again() {
-        let told = |status: Status| unanswered(ApiCallError::from(status), "id-1").to_string();
-        let late = told(Status::deadline_exceeded("late"));
+    fn without_an_answer_it_is_told_how_to_ask_again() {
+        let text = |status: Status| unanswered(ApiCallError::from(status), "id-1").to_string();
+        let late = text(Status::deadline_exceeded("late"));
         assert!(
             late.starts_with("late\n`mycora saga lanes` ") && late.contains("--request-id id-1"),
             "{late}"
         );
-        assert!(told(Status::unavailable("gone")).ends_with("with --request-id id-1 it has one effect"));
+        assert!(text(Status::unavailable("gone")).ends_with("with --request-id id-1 it has one effect"));
         for refused in
             [Status::permission_denied("no"), Status::invalid_argument("no"), Status::aborted("no")]
         {
-            assert!(!told(refused).contains("--request-id"));
+            assert!(!text(refused).contains("--request-id"));
         }
     }
 }

@@ -151,7 +151,7 @@ pub(super) struct LogReader<'a> {
     clients: &'a Clients,
     request: v1::StreamFlowLogsRequest,
     seen: PrintedOffsets,
-    heard: Instant,
+    last_response: Instant,
     /// True once the coordinator has answered at all.
     connected: bool,
     /// `None` if another reader reports outages of the coordinator, or none shall be reported.
@@ -168,8 +168,8 @@ impl<'a> LogReader<'a> {
             // Output before the offset was not requested.
             seen.0.insert((request.node.clone(), request.attempt), request.offset);
         }
-        let (heard, broken) = (Instant::now(), BTreeSet::new());
-        Self { clients, request, seen, heard, connected: false, absence: None, printer, broken }
+        let (last_response, broken) = (Instant::now(), BTreeSet::new());
+        Self { clients, request, seen, last_response, connected: false, absence: None, printer, broken }
     }
 
     /// Prints all there is; what comes afterwards too, when it `follows`. Cancel safe as [`LogReader::until_end`].
@@ -201,7 +201,7 @@ impl<'a> LogReader<'a> {
             let again = matches!(error.retry, RetryAdvice::Again { .. } | RetryAdvice::Reread)
                 || matches!(error.view.code, Code::ResourceExhausted | Code::OutOfRange);
             let patience = if self.connected { PATIENCE } else { watch::PATIENCE_FIRST };
-            if !again || self.heard.elapsed() >= patience || !self.request.follow {
+            if !again || self.last_response.elapsed() >= patience || !self.request.follow {
                 return Err(error.into());
             }
             let away = self.absence.as_mut().filter(|_| self.connected);
@@ -223,13 +223,13 @@ impl<'a> LogReader<'a> {
             Ok(pieces) => pieces,
             Err(error) => return Ok(Err(error)),
         };
-        (self.heard, self.connected) = (Instant::now(), true);
+        (self.last_response, self.connected) = (Instant::now(), true);
         loop {
             match pieces.next().await {
                 Ok(None) => return Ok(Ok(())),
                 Err(error) => return Ok(Err(error)),
                 Ok(Some(piece)) => {
-                    self.heard = Instant::now();
+                    self.last_response = Instant::now();
                     if let Some(line) = self.absence.as_mut().and_then(OutageNotice::on_response) {
                         output::note(line);
                     }

@@ -41,9 +41,9 @@ mod tests {
         assert_eq!(absence.on_response(), None);
         assert_eq!(broke(&mut absence), None);
         assert_eq!(absence.on_response(), None);
-        let told = [(); 4].map(|()| broke(&mut absence));
+        let notices = [(); 4].map(|()| broke(&mut absence));
         let line = "the coordinator is away; retrying for 60 s: cannot reach h:1";
-        assert_eq!(told, [None, Some(line.to_owned()), None, None]);
+        assert_eq!(notices, [None, Some(line.to_owned()), None, None]);
         assert_eq!(absence.on_response(), Some("the coordinator is back"));
         assert_eq!(absence.on_response(), None);
     }

@@ -46,7 +46,7 @@ pub(super) async fn follow(
     position: String,
 ) -> Result<(), CliError> {
     let mut follower =
-        WatchLoop { session, changes, position, heard: None, absence: OutageNotice::default() };
+        WatchLoop { session, changes, position, last_response: None, absence: OutageNotice::default() };
     loop {
         match follower.one_stream().await {
             Ok(()) => return Ok(()),
@@ -67,7 +67,7 @@ struct WatchLoop<'a, C> {
     changes: &'a C,
     position: String,
     /// When there was an answer last.
-    heard: Option<Instant>,
+    last_response: Option<Instant>,
     absence: OutageNotice,
 }
 
@@ -76,7 +76,7 @@ impl<C: ResumableWatch> WatchLoop<'_, C> {
         let opened = self.changes.open(&self.session.clients, &self.position).await;
         let mut answers = opened.map_err(WatchStreamError::Broken)?;
         while let Some(answer) = answers.next().await.map_err(WatchStreamError::Broken)? {
-            self.heard = Some(Instant::now());
+            self.last_response = Some(Instant::now());
             if let Some(line) = self.absence.on_response().filter(|_| !self.session.global.quiet) {
                 output::note(line);
             }
@@ -84,7 +84,7 @@ impl<C: ResumableWatch> WatchLoop<'_, C> {
             if !position.is_empty() {
                 position.clone_into(&mut self.position);
             }
-            self.tell(&answer).map_err(WatchStreamError::Failed)?;
+            self.print_answer(&answer).map_err(WatchStreamError::Failed)?;
             if self.changes.is_last(&answer) {
                 return Ok(());
             }
@@ -92,7 +92,7 @@ impl<C: ResumableWatch> WatchLoop<'_, C> {
         Ok(())
     }
 
-    fn tell(&self, answer: &C::Answer) -> Result<(), CliError> {
+    fn print_answer(&self, answer: &C::Answer) -> Result<(), CliError> {
         match self.session.global.output {
             OutputFormat::Table => self.changes.line(answer).map_or(Ok(()), |line| output::print(&line)),
             format => output::print_stream_item(format, &json::of(answer)),
@@ -103,9 +103,11 @@ impl<C: ResumableWatch> WatchLoop<'_, C> {
     async fn wait_after(&mut self, error: ApiCallError) -> Result<(), CliError> {
         match (error.view.code, error.retry) {
             // The position is no longer kept: start over with a snapshot.
-            (Code::OutOfRange, _) if self.heard.is_some() => self.position.clear(),
+            (Code::OutOfRange, _) if self.last_response.is_some() => self.position.clear(),
             (Code::ResourceExhausted, _) | (_, RetryAdvice::Reread) => {}
-            (_, RetryAdvice::Again { .. }) if self.heard.is_some_and(|heard| heard.elapsed() < PATIENCE) => {
+            (_, RetryAdvice::Again { .. })
+                if self.last_response.is_some_and(|last_response| last_response.elapsed() < PATIENCE) =>
+            {
                 let line = self.absence.on_failure(&error, PATIENCE);
                 if let Some(line) = line.filter(|_| !self.session.global.quiet) {
                     output::note(&line);

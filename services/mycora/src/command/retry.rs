@@ -122,11 +122,11 @@ async fn signatures(
         file.spec.env_vars.remove(name);
     }
     let (context, id) = (request.context_id, request.flow_id);
-    let ask =
+    let dry_run_request =
         v1::RetryFlowRequest { request_id: Uuid::new_v4().to_string(), dry_run: true, ..request.clone() };
-    let asked = session.clients.retry_flow(&ask).await;
+    let response = session.clients.retry_flow(&dry_run_request).await;
     let v1::RetryFlowResponse { flow, run_again, run_again_count, .. } =
-        asked.map_err(|error| refused(error, context, id))?;
+        response.map_err(|error| refused(error, context, id))?;
     if run_again_count as usize > RETRY_SIGNATURES_MAX {
         return Err(CliError::Invalid(format!(
             "{run_again_count} jobs would run again, and one call signs at most {RETRY_SIGNATURES_MAX}: run fewer, or submit \
@@ -152,8 +152,8 @@ pub(super) async fn run(session: &CliSession, args: &FlowRetryArgs) -> Result<u8
     if let Some(path) = args.signing.signing_key.as_deref().filter(|_| !args.dry_run) {
         (request.signatures, request.expected_revision) = signatures(session, args, path, &request).await?;
     }
-    let asked = session.clients.retry_flow(&request).await;
-    let answer = asked.map_err(|error| refused(error, context, args.id))?;
+    let response = session.clients.retry_flow(&request).await;
+    let answer = response.map_err(|error| refused(error, context, args.id))?;
     if args.dry_run && answer.run_again_count == 0 {
         return Err(nothing_failed(args.id));
     }

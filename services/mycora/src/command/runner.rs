@@ -189,10 +189,10 @@ mod tests {
     #[test]
     fn only_the_first_context_is_given_a_runner() {
         assert!(none(1).contains("`mycora up` registers one"));
-        let said = none(2);
+        let text = none(2);
         assert!(
-            said.starts_with("there are no runners in context 2;") && !said.contains("mycora up"),
-            "{said}"
+            text.starts_with("there are no runners in context 2;") && !text.contains("mycora up"),
+            "{text}"
         );
     }
 }

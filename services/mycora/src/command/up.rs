@@ -127,8 +127,8 @@ pub struct UpArgs {
 /// The private Redis has no replica.
 fn check_durability(args: &UpArgs) -> Result<(), CliError> {
     if args.durability == Durability::Replicated && args.redis_url.is_none() {
-        let said = "--durability: the private Redis of `mycora up` has no replica; there are fast and synced, or --redis-url";
-        return Err(CliError::Invalid(said.to_owned()));
+        let message = "--durability: the private Redis of `mycora up` has no replica; there are fast and synced, or --redis-url";
+        return Err(CliError::Invalid(message.to_owned()));
     }
     Ok(())
 }

@@ -56,7 +56,7 @@ pub async fn follow(
         request: v1::WatchFlowRequest { context_id: context, flow_id: id, resume_position: String::new() },
         view: FlowProgress::at(Instant::now(), Timestamp::now()),
         progress,
-        heard: Instant::now(),
+        last_response: Instant::now(),
         connected: false,
         absence: OutageNotice::default(),
     };
@@ -80,7 +80,7 @@ struct FlowWatchLoop<'a> {
     view: FlowProgress,
     progress: &'a mut ProgressDisplay,
     /// When the coordinator last answered.
-    heard: Instant,
+    last_response: Instant,
     /// True once the coordinator has answered at all.
     connected: bool,
     absence: OutageNotice,
@@ -90,12 +90,12 @@ impl FlowWatchLoop<'_> {
     async fn until_ended(&mut self) -> Result<v1::Flow, CliError> {
         let mut waits = WAITS;
         loop {
-            let heard_before = self.heard;
+            let previous_response = self.last_response;
             let broken = self.one_stream().await.err();
             if let Some(flow) = self.view.ended() {
                 return Ok(flow.clone());
             }
-            if self.heard > heard_before {
+            if self.last_response > previous_response {
                 waits.reset();
             }
             let lost =
@@ -124,7 +124,7 @@ impl FlowWatchLoop<'_> {
             (_, RetryAdvice::Never) => return Err(error.into()),
         }
         let patience = if self.connected { PATIENCE } else { PATIENCE_FIRST };
-        if self.heard.elapsed() < patience {
+        if self.last_response.elapsed() < patience {
             return Ok(());
         }
         let v1::WatchFlowRequest { context_id, flow_id, .. } = self.request;
@@ -159,7 +159,7 @@ impl FlowWatchLoop<'_> {
         }
         while let Some(piece) = self.next(&mut pieces).await? {
             let now = Instant::now();
-            (self.heard, self.connected) = (now, true);
+            (self.last_response, self.connected) = (now, true);
             if let Some(line) = self.absence.on_response() {
                 self.progress.remark(line);
             }
@@ -167,8 +167,8 @@ impl FlowWatchLoop<'_> {
                 self.request.resume_position = piece.resume_position;
             }
             if let Some(event) = piece.event {
-                let news = self.view.apply(now, event);
-                self.progress.update(&self.view, now, &news);
+                let events = self.view.apply(now, event);
+                self.progress.update(&self.view, now, &events);
             }
         }
         Ok(())

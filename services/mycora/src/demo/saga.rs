@@ -168,7 +168,7 @@ impl SagaDemo {
                 order.outcome(&seen)
             })
             .collect();
-        tell(session, &outcomes)
+        print_outcomes(session, &outcomes)
     }
 }
 
@@ -246,7 +246,7 @@ fn line_of(fact: &FactMessage) -> String {
 }
 
 /// Prints what came of the orders, and what is not as it has to be; gives the exit code.
-fn tell(session: &CliSession, outcomes: &[DemoOrderReport]) -> Result<u8, CliError> {
+fn print_outcomes(session: &CliSession, outcomes: &[DemoOrderReport]) -> Result<u8, CliError> {
     let rows: Vec<_> = outcomes.iter().map(DemoOrderReport::row).collect();
     output::answer(
         session.global.output,

@@ -105,18 +105,18 @@ pub fn reason(reason: &v1::Reason) -> String {
 fn described(reason: &v1::Reason) -> String {
     let v1::Reason { code, detail } = reason;
     // Their details are whole sentences with the same content, more exact.
-    let told_by_detail = [ReasonCode::NoLiveRunner, ReasonCode::ExitCode, ReasonCode::ConditionNotMet];
+    let explained_by_detail = [ReasonCode::NoLiveRunner, ReasonCode::ExitCode, ReasonCode::ConditionNotMet];
     if code == ReasonCode::Waiting.as_str() && !detail.is_empty() {
         return format!("it waits {detail}");
     }
-    if !detail.is_empty() && told_by_detail.iter().any(|known| known.as_str() == code) {
+    if !detail.is_empty() && explained_by_detail.iter().any(|known| known.as_str() == code) {
         return detail.clone();
     }
-    let words = code.parse::<ReasonCode>().map_or(code.as_str(), |known| code_words(known));
-    if detail.is_empty() { words.to_owned() } else { format!("{words} ({detail})") }
+    let text = code.parse::<ReasonCode>().map_or(code.as_str(), |known| code_text(known));
+    if detail.is_empty() { text.to_owned() } else { format!("{text} ({detail})") }
 }
 
-const fn code_words(code: ReasonCode) -> &'static str {
+const fn code_text(code: ReasonCode) -> &'static str {
     match code {
         ReasonCode::Waiting => "something outside the flow has to happen first",
         ReasonCode::PrerequisiteImpossible => "what it waits for can never come",
@@ -175,21 +175,21 @@ mod tests {
             assert_eq!(flow_status(flow), node_state(job));
         }
         assert_eq!(node_state(v1::NodeState::Dispatched), "queued");
-        for (kept, told) in [("dispatched", "queued"), ("finished", "completed"), ("skipped", "skipped")] {
-            assert_eq!(job_status(kept), told);
+        for (kept, shown) in [("dispatched", "queued"), ("finished", "completed"), ("skipped", "skipped")] {
+            assert_eq!(job_status(kept), shown);
         }
     }
 
     #[test]
     fn reasons_are_told_in_words_with_their_detail() {
-        let told =
+        let described =
             |code: &str, detail: &str| reason(&v1::Reason { code: code.into(), detail: detail.into() });
-        assert_eq!(told("TIMEOUT", ""), "the script ran longer than its timeout");
-        assert_eq!(told("EXIT_CODE", "exit code 3"), "exit code 3");
-        assert_eq!(told("REFUSED", "queue full"), "the supervisor refused it (queue full)");
+        assert_eq!(described("TIMEOUT", ""), "the script ran longer than its timeout");
+        assert_eq!(described("EXIT_CODE", "exit code 3"), "exit code 3");
+        assert_eq!(described("REFUSED", "queue full"), "the supervisor refused it (queue full)");
         let after = v1::Reason { code: "BACKING_OFF".into(), detail: "EXIT_CODE: exit code 3".into() };
         assert_eq!(reason(&after), "it waits before the next try; the last failed: exit code 3");
         assert_eq!(failed_try(&after).as_deref(), Some("failed: exit code 3"));
-        assert_eq!(told("NEW_IN_LATER_VERSIONS", ""), "NEW_IN_LATER_VERSIONS");
+        assert_eq!(described("NEW_IN_LATER_VERSIONS", ""), "NEW_IN_LATER_VERSIONS");
     }
 }

@@ -58,14 +58,16 @@ impl ProgressDisplay {
     }
 
     /// Shows what happened and the present state of the flow.
-    pub fn update(&mut self, view: &FlowProgress, now: Instant, news: &[ProgressEvent]) {
+    pub fn update(&mut self, view: &FlowProgress, now: Instant, events: &[ProgressEvent]) {
         match self {
             Self::Silent => {}
-            Self::Plain => news.iter().for_each(|news| note(&news.text)),
-            Self::ProblemsOnly => news.iter().filter(|news| news.transient).for_each(|news| note(&news.text)),
+            Self::Plain => events.iter().for_each(|event| note(&event.text)),
+            Self::ProblemsOnly => {
+                events.iter().filter(|event| event.transient).for_each(|event| note(&event.text))
+            }
             Self::Live(picture) => {
-                for news in news.iter().filter(|news| news.transient) {
-                    picture.bar.println(drawable(&news.text));
+                for event in events.iter().filter(|event| event.transient) {
+                    picture.bar.println(drawable(&event.text));
                 }
                 let due = picture.drawn.is_none_or(|drawn| now.duration_since(drawn) >= REDRAW_PAUSE);
                 if due || view.ended().is_some() {

@@ -118,19 +118,19 @@ impl NodeProgress {
 
     /// Returns what to report of the step from that state and attempt. States between the end of one job
     /// and the start of the next are not reported, unless they last: then they are explained.
-    fn news(&mut self, before: (v1::NodeState, u32)) -> Vec<ProgressEvent> {
+    fn new_events(&mut self, before: (v1::NodeState, u32)) -> Vec<ProgressEvent> {
         let between = [v1::NodeState::Pending, v1::NodeState::Ready, v1::NodeState::Dispatched];
-        let mut news = Vec::new();
+        let mut new_events = Vec::new();
         if let Some(text) = self.ended_tries(before) {
-            news.push(ProgressEvent { text, transient: true });
+            new_events.push(ProgressEvent { text, transient: true });
         }
         if (self.state, self.attempt) != before && !between.contains(&self.state) {
-            news.push(ProgressEvent {
+            new_events.push(ProgressEvent {
                 text: format!("{}: {}", self.name, self.description()),
                 transient: false,
             });
         }
-        news
+        new_events
     }
 
     /// Tries that ended with this step and were not the last; each is reported once.
@@ -293,19 +293,19 @@ impl FlowProgress {
             node.since = known.since;
         }
         let before = known.map_or((v1::NodeState::Pending, node.attempt), |node| (node.state, node.attempt));
-        let news = if current { node.news(before) } else { Vec::new() };
+        let new_events = if current { node.new_events(before) } else { Vec::new() };
         self.nodes.insert(job_id, node);
         self.mark(job_id);
-        news
+        new_events
     }
 
     fn apply_change(&mut self, now: Instant, change: &v1::NodeChange) -> Vec<ProgressEvent> {
         let Some(node) = self.nodes.get_mut(&change.job_id) else { return Vec::new() };
         let before = (node.state, node.attempt);
         node.change(now, change);
-        let news = node.news(before);
+        let new_events = node.new_events(before);
         self.mark(change.job_id);
-        news
+        new_events
     }
 
     fn mark(&mut self, job_id: u32) {
@@ -322,10 +322,10 @@ impl FlowProgress {
         let mut lines = Vec::new();
         self.unexplained.retain(|job_id| {
             let node = nodes.get(job_id);
-            let told =
+            let line =
                 node.and_then(|node| Some(format!("{}: {}", node.name, node.explanation(now, context)?)));
-            lines.extend(told.clone());
-            told.is_none()
+            lines.extend(line.clone());
+            line.is_none()
         });
         lines
     }
@@ -408,8 +408,8 @@ mod tests {
         Some(v1::Reason { code: "NO_LIVE_RUNNER".into(), detail: String::new() })
     }
 
-    fn texts(news: Vec<ProgressEvent>) -> Vec<String> {
-        news.into_iter().map(|news| news.text).collect()
+    fn texts(events: Vec<ProgressEvent>) -> Vec<String> {
+        events.into_iter().map(|event| event.text).collect()
     }
 
     #[test]
@@ -435,28 +435,28 @@ mod tests {
         let now = Instant::now();
         let mut view = FlowProgress::default();
         view.apply(now, node(1, "a", NodeState::Running));
-        let mut told = |state, attempt, why: &str| {
+        let mut change_to = |state, attempt, why: &str| {
             let mut change = change(1, state, 1);
             change.attempt = attempt;
             change.reason =
                 (!why.is_empty()).then(|| v1::Reason { code: "BACKING_OFF".into(), detail: why.into() });
             view.apply(now, Event::NodeChange(change))
         };
-        let failed = told(NodeState::Ready, 1, "EXIT_CODE: exit code 3");
+        let failed = change_to(NodeState::Ready, 1, "EXIT_CODE: exit code 3");
         assert!(failed[0].transient, "no picture shows it");
         assert_eq!(texts(failed), ["a: attempt 1 failed: exit code 3; it is tried again"]);
-        assert!(told(NodeState::Dispatched, 2, "").is_empty());
-        assert_eq!(texts(told(NodeState::Running, 2, "")), ["a: running (attempt 2)"]);
+        assert!(change_to(NodeState::Dispatched, 2, "").is_empty());
+        assert_eq!(texts(change_to(NodeState::Running, 2, "")), ["a: running (attempt 2)"]);
         assert_eq!(
-            texts(told(NodeState::Running, 5, "")),
+            texts(change_to(NodeState::Running, 5, "")),
             ["a: attempts 2 to 4 did not succeed; it is tried again", "a: running (attempt 5)"],
             "also those that were missed"
         );
-        assert_eq!(texts(told(NodeState::Failed, 5, "")), ["a: failed (attempt 5)"]);
-        assert!(told(NodeState::Pending, 5, "").is_empty());
-        assert!(told(NodeState::Ready, 6, "").is_empty(), "run again, not failed");
+        assert_eq!(texts(change_to(NodeState::Failed, 5, "")), ["a: failed (attempt 5)"]);
+        assert!(change_to(NodeState::Pending, 5, "").is_empty());
+        assert!(change_to(NodeState::Ready, 6, "").is_empty(), "run again, not failed");
         assert_eq!(
-            texts(told(NodeState::Ready, 6, "RETURNED")),
+            texts(change_to(NodeState::Ready, 6, "RETURNED")),
             [] as [&str; 0],
             "what was never under way has not failed"
         );
@@ -470,8 +470,11 @@ mod tests {
         let Event::Node(mut again) = node(1, "a", NodeState::Ready) else { return };
         again.attempt = 2;
         again.reason = Some(v1::Reason { code: "BACKING_OFF".into(), detail: "TIMEOUT".into() });
-        let told = texts(view.apply(now, Event::Node(again)));
-        assert_eq!(told, ["a: attempt 1 failed: the script ran longer than its timeout; it is tried again"]);
+        let texts_of_change = texts(view.apply(now, Event::Node(again)));
+        assert_eq!(
+            texts_of_change,
+            ["a: attempt 1 failed: the script ran longer than its timeout; it is tried again"]
+        );
     }
 
     #[test]
@@ -534,8 +537,8 @@ mod tests {
         assert!(of_generation(1, 1).is_empty(), "kept, or not reset yet");
         assert_eq!(of_generation(2, 2), ["a: completed"]);
         view.apply(now, Event::NodeChange(change(1, NodeState::Pending, 1)));
-        let told = view.apply(now, Event::NodeChange(change(1, NodeState::Completed, 2)));
-        assert_eq!(texts(told), ["a: completed"], "run again");
+        let events = view.apply(now, Event::NodeChange(change(1, NodeState::Completed, 2)));
+        assert_eq!(texts(events), ["a: completed"], "run again");
     }
 
     #[test]

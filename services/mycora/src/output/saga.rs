@@ -63,7 +63,7 @@ fn fate(fate: v1::SagaInputFate, ignored: &str) -> String {
 }
 
 /// Names and values below each other: values as a terminal may be given them, and those that are empty left out.
-fn told(rows: Vec<(&str, String)>) -> String {
+fn pairs(rows: Vec<(&str, String)>) -> String {
     let rows = rows.into_iter().filter(|(_, value)| !value.is_empty());
     table::pairs(&rows.map(|(name, value)| (name, table::shown_whole(&value))).collect::<Vec<_>>())
 }

@@ -199,12 +199,12 @@ fn why(node: &v1::FlowNode) -> String {
 /// Attempts of this generation that ended with their instance or their machine; nothing when there are none.
 fn lost_attempts(node: &v1::FlowNode) -> Option<String> {
     let counts = [(node.deaths, "death", "deaths"), (node.losses, "loss", "losses")];
-    let told: Vec<_> = counts
+    let shown: Vec<_> = counts
         .into_iter()
         .filter(|(count, ..)| *count > 0)
         .map(|(count, one, many)| labels::count(count as usize, one, many))
         .collect();
-    (!told.is_empty()).then(|| format!("({} before)", told.join(", ")))
+    (!shown.is_empty()).then(|| format!("({} before)", shown.join(", ")))
 }
 
 fn node_row(node: &v1::FlowNode, now: Timestamp) -> Vec<String> {
@@ -427,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn an_end_that_nobody_confirmed_is_told() {
+    fn an_end_without_confirmation_is_told() {
         let node = v1::FlowNode {
             name: "a".into(),
             state: v1::NodeState::Cancelled.into(),
@@ -438,9 +438,10 @@ mod tests {
             unconfirmed: true,
             ..Default::default()
         };
-        let told = "it was cancelled (not confirmed to have stopped) (unconfirmed: it may still be running)";
-        assert_eq!(outcome(&node), format!("a: cancelled: {told}"));
-        assert!(nodes(&[node], Timestamp::from_millis(0)).contains(told));
+        let expected =
+            "it was cancelled (not confirmed to have stopped) (unconfirmed: it may still be running)";
+        assert_eq!(outcome(&node), format!("a: cancelled: {expected}"));
+        assert!(nodes(&[node], Timestamp::from_millis(0)).contains(expected));
     }
 
     #[test]

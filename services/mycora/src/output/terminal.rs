@@ -269,7 +269,7 @@ mod tests {
 
     #[test]
     fn what_steers_a_terminal_is_shown() {
-        for (said, shown) in [
+        for (printed, shown) in [
             (&b"plain\ttext\n"[..], "plain\ttext\n"),
             (b"\x1b[2J\x1b]0;title\x07", "\\x1b[2J\\x1b]0;title\\x07"),
             (b"\xc2\x9b2J", "\\x9b2J"),
@@ -282,9 +282,9 @@ mod tests {
             ("größer 日本語 🦀".as_bytes(), "größer 日本語 🦀"),
             (b"\xff\xfe", "\\xff\\xfe"),
         ] {
-            assert_eq!(passed(&[said]), shown);
+            assert_eq!(passed(&[printed]), shown);
             // However it is cut.
-            let single: Vec<&[u8]> = said.chunks(1).collect();
+            let single: Vec<&[u8]> = printed.chunks(1).collect();
             assert_eq!(passed(&single), shown);
         }
         assert_eq!(passed(&[b"end\r"]), "end\\x0d");

@@ -97,10 +97,10 @@ mod tests {
 
     #[test]
     fn what_is_not_there_is_told_with_what_is() {
-        let told = profile(Some("root")).expect_err("no such profile");
-        assert_eq!(told, "client.toml has no profile `root`; it has admin, away, robot");
+        let text = profile(Some("root")).expect_err("no such profile");
+        assert_eq!(text, "client.toml has no profile `root`; it has admin, away, robot");
         let nested: Profile = toml::from_str("[profiles.a.profiles.b]\nactor = 1\n").expect("TOML");
-        let told = nested.chosen(Path::new("client.toml"), None).expect_err("nested").to_string();
-        assert!(told.contains("[profiles.a] has profiles of its own"), "{told}");
+        let text = nested.chosen(Path::new("client.toml"), None).expect_err("nested").to_string();
+        assert!(text.contains("[profiles.a] has profiles of its own"), "{text}");
     }
 }

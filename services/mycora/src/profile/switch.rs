@@ -125,8 +125,8 @@ mod tests {
     fn the_key_of_a_named_profile_is_changed_by_hand() {
         let text = "signing_key = \"a\"\n[profiles.x]\nsigning_key = \"b\"\n[profiles.y]\ncontext = 2\n";
         let (dir, path) = written(text);
-        let told = switch_signing_key(&path, Some("x"), &dir.path().join("c")).expect_err("by hand");
-        assert!(told.to_string().contains("[profiles.x]"), "{told}");
+        let error_text = switch_signing_key(&path, Some("x"), &dir.path().join("c")).expect_err("by hand");
+        assert!(error_text.to_string().contains("[profiles.x]"), "{error_text}");
         assert_eq!(std::fs::read_to_string(&path).expect("there"), text);
         switch_signing_key(&path, Some("y"), &dir.path().join("c")).expect("switched");
         let y = Profile::load_as(&path, Some("y")).expect("a profile");
@@ -145,9 +145,11 @@ mod tests {
             ("address = \"\"\"\nsigning_key = 'x'\n\"\"\"\nsigning_key = \"a\"\n", ", line 2: write"),
         ] {
             let (dir, path) = written(text);
-            let told = switch_signing_key(&path, None, &dir.path().join("b")).expect_err(text).to_string();
-            let told = told.strip_prefix(&*path.display().to_string()).expect("the file first").to_owned();
-            assert!(told.starts_with(expected), "{told}");
+            let error_text =
+                switch_signing_key(&path, None, &dir.path().join("b")).expect_err(text).to_string();
+            let error_text =
+                error_text.strip_prefix(&*path.display().to_string()).expect("the file first").to_owned();
+            assert!(error_text.starts_with(expected), "{error_text}");
             assert_eq!(std::fs::read_to_string(&path).expect("there"), text);
         }
     }

@@ -66,14 +66,14 @@ impl Banner {
         profile: &Profile,
         admin: &IssuedFiles,
         port: u16,
-        standing: Option<&IsolationSupport>,
+        isolation_support: Option<&IsolationSupport>,
     ) -> Self {
         Self {
             address: profile.address.clone().unwrap_or_default(),
             data: dir.path().to_owned(),
-            isolation: standing.map(|standing| standing.level),
-            missing: standing.map(IsolationSupport::gaps).unwrap_or_default(),
-            name_servers: standing.and_then(IsolationSupport::unreached_name_servers),
+            isolation: isolation_support.map(|isolation_support| isolation_support.level),
+            missing: isolation_support.map(IsolationSupport::gaps).unwrap_or_default(),
+            name_servers: isolation_support.and_then(IsolationSupport::unreached_name_servers),
             disk: Vec::new(),
             config: dir.join("client.toml"),
             ca: profile.ca.clone().unwrap_or_default(),

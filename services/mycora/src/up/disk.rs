@@ -57,10 +57,10 @@ mod tests {
             std::fs::create_dir(path).expect("a directory");
         }
         let shared = SharedDisk::of(&scripts, &redis, Some(3 << 20)).expect("one file system");
-        let said = shared.to_string();
+        let text = shared.to_string();
         assert!(
-            said.ends_with(" and a floor of 3 MiB") && said.contains(&*redis.to_string_lossy()),
-            "{said}"
+            text.ends_with(" and a floor of 3 MiB") && text.contains(&*redis.to_string_lossy()),
+            "{text}"
         );
         assert!(shared.way_out().contains(&*scripts.to_string_lossy()));
         assert_eq!(SharedDisk::of(Path::new("/proc"), &redis, None), None);

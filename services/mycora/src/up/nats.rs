@@ -198,8 +198,8 @@ async fn free_port() -> io::Result<u16> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?.local_addr()?.port())
 }
 
-fn is_taken(last_words: &str) -> bool {
-    last_words.contains("address already in use")
+fn is_taken(output: &str) -> bool {
+    output.contains("address already in use")
 }
 
 fn configuration(
@@ -254,9 +254,11 @@ mod tests {
         // The listener answers like a server that requires no TLS.
         let info = r#"INFO {"server_id":"x","version":"2.9.10","max_payload":1048576,"auth_required":true}"#;
         stream.write_all(format!("{info}\r\n").as_bytes()).await.expect("told");
-        let mut told = vec![0; 4096];
-        let read =
-            tokio::time::timeout(LOOK_TIMEOUT, stream.read(&mut told)).await.expect("in time").expect("read");
-        assert_eq!(told.first(), Some(&HANDSHAKE), "{}", String::from_utf8_lossy(&told[..read]));
+        let mut received = vec![0; 4096];
+        let read = tokio::time::timeout(LOOK_TIMEOUT, stream.read(&mut received))
+            .await
+            .expect("in time")
+            .expect("read");
+        assert_eq!(received.first(), Some(&HANDSHAKE), "{}", String::from_utf8_lossy(&received[..read]));
     }
 }

@@ -168,14 +168,15 @@ impl NamedRedis {
         }
         let connection = Kv::new(endpoint.clone()).database(0);
         let answer = connection.cmd(Cmd::new("CONFIG").arg("GET").arg("databases")).await;
-        let said = match answer {
+        let database_count = match answer {
             Ok(value) => value.pairs().ok().and_then(|pairs| pairs.into_iter().next()?.1.uint().ok()),
             Err(kv::Error::Refused { .. }) => None,
             Err(source) => {
                 return Err(UpError::NamedRedis { endpoint: endpoint.to_string(), source: Box::new(source) });
             }
         };
-        let databases = said.and_then(|count| u32::try_from(count).ok()).unwrap_or(DATABASES_DEFAULT);
+        let databases =
+            database_count.and_then(|count| u32::try_from(count).ok()).unwrap_or(DATABASES_DEFAULT);
         Ok(Self { endpoint, supervisor_database: databases.saturating_sub(1) })
     }
 }

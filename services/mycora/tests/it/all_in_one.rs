@@ -39,12 +39,12 @@ fn where_its_redis_cannot_start_again_it_ends_and_says_why() {
         kill_redis(dir.path());
         tokio::time::timeout(END_WITHIN, running.wait()).await.expect("in time")
     });
-    let said = ended.expect_err("not as asked");
-    assert!(matches!(said, UpError::ChildLost { program: "redis-server", .. }), "{said}");
-    let said = said.to_string();
+    let lost = ended.expect_err("not as asked");
+    assert!(matches!(lost, UpError::ChildLost { program: "redis-server", .. }), "{lost}");
+    let lost = lost.to_string();
     assert!(
-        said.contains("start again to continue") && said.contains("Invalid AOF manifest file format"),
-        "{said}"
+        lost.contains("start again to continue") && lost.contains("Invalid AOF manifest file format"),
+        "{lost}"
     );
 }
 
@@ -77,11 +77,11 @@ fn scripts_have_users_of_their_own_where_others_may_pass() {
         }
     });
     with_data_below(0o700, |data, banner| {
-        let (said, parent) = (banner.text(), data.parent().expect("a parent").display());
-        assert!(without_users(banner), "{said}");
+        let (printed, parent) = (banner.text(), data.parent().expect("a parent").display());
+        assert!(without_users(banner), "{printed}");
         assert!(
-            !is_root || said.contains(&format!("own-uid: other users cannot pass through {parent}; ")),
-            "{said}"
+            !is_root || printed.contains(&format!("own-uid: other users cannot pass through {parent}; ")),
+            "{printed}"
         );
     });
 }
@@ -90,9 +90,12 @@ fn scripts_have_users_of_their_own_where_others_may_pass() {
 fn one_disk_for_scripts_and_redis_is_named_with_the_way_out() {
     let way_out = |data: &Path| format!("mount a file system of its own on {}", data.join("work").display());
     with_data_below(0o711, |data, banner| {
-        let said = banner.text();
-        assert!(said.contains("disk:      scripts (") && said.contains("share one file system"), "{said}");
-        assert!(said.contains(&way_out(data)), "{said}");
+        let printed = banner.text();
+        assert!(
+            printed.contains("disk:      scripts (") && printed.contains("share one file system"),
+            "{printed}"
+        );
+        assert!(printed.contains(&way_out(data)), "{printed}");
         let output = mycora(data).args(["doctor", "--output", "json", "--data"]).arg(data).output();
         let output = output.expect("it starts");
         let document: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
@@ -110,7 +113,7 @@ fn an_actor_may_write_to_itself_at_once() {
     let launcher = sandbox::SandboxLauncher::at(env!("CARGO_BIN_EXE_mycora").into());
     let options = UpOptions { launcher, supervisor: false, ..UpOptions::private(dir.path()) };
     let running = runtime.block_on(up::start(options)).expect("it starts");
-    let asked = |arguments: &[&str], code: i32| {
+    let run_command = |arguments: &[&str], code: i32| {
         let output = mycora(dir.path())
             .env("MYCORA_CONFIG", dir.path().join("client.toml"))
             .args(arguments)
@@ -126,24 +129,25 @@ fn an_actor_may_write_to_itself_at_once() {
         output
     };
     let list = |arguments: &[&str]| -> Vec<serde_json::Value> {
-        let output = asked(&[&["--output", "json", "message"], arguments].concat(), 0);
+        let output = run_command(&[&["--output", "json", "message"], arguments].concat(), 0);
         serde_json::from_slice(&output.stdout).expect("a list")
     };
-    assert!(stdout(&asked(&["actor", "show"], 0)).contains("home context  1\n"));
+    assert!(stdout(&run_command(&["actor", "show"], 0)).contains("home context  1\n"));
     // Actors may not register others; the admin profile of the banner may.
-    let said = running.banner().text();
-    let words = said.lines().find_map(|line| line.strip_prefix("as the admin  mycora ")).expect("a line");
-    let words: Vec<&str> = words.split(' ').collect();
-    assert_eq!(words[..4], ["actor", "register", "--new-key", "FILE"]);
+    let printed = running.banner().text();
+    let arguments_shown =
+        printed.lines().find_map(|line| line.strip_prefix("as the admin  mycora ")).expect("a line");
+    let arguments_shown: Vec<&str> = arguments_shown.split(' ').collect();
+    assert_eq!(arguments_shown[..4], ["actor", "register", "--new-key", "FILE"]);
     let new_key = |name| dir.path().join(name).display().to_string();
     let (refused, taken) = (new_key("refused.ed25519"), new_key("taken.ed25519"));
-    asked(&[&words[..3], &[&refused]].concat(), 3);
-    asked(&[&words[..3], &[&taken], &words[4..]].concat(), 0);
-    asked(&[&["actor", "show", "2"], &words[4..]].concat(), 0);
-    assert_eq!(words[4..], ["--as", "admin"]);
+    run_command(&[&arguments_shown[..3], &[&refused]].concat(), 3);
+    run_command(&[&arguments_shown[..3], &[&taken], &arguments_shown[4..]].concat(), 0);
+    run_command(&[&["actor", "show", "2"], &arguments_shown[4..]].concat(), 0);
+    assert_eq!(arguments_shown[4..], ["--as", "admin"]);
     let send = |more: &[&str], code: i32| -> serde_json::Value {
         let arguments = ["--output", "json", "message", "send", "--to", "1", "--wait"];
-        let output = asked(&[&arguments, more].concat(), code);
+        let output = run_command(&[&arguments, more].concat(), code);
         serde_json::from_slice::<serde_json::Value>(&output.stdout).expect("a document")["message"].take()
     };
     let first = send(&["hello"], 0);
@@ -154,18 +158,18 @@ fn an_actor_may_write_to_itself_at_once() {
     assert_eq!(texts, ["hello", "it is me"]);
     assert_eq!((&waiting[0]["verified"], &waiting[1]["verified"]), (&serde_json::Value::Null, &true.into()));
     assert_eq!(list(&["receive", "--acknowledge"]), waiting, "handed out until it is acknowledged");
-    assert_eq!(stderr(&asked(&["message", "receive"], 0)), "no message waits in context 1\n");
+    assert_eq!(stderr(&run_command(&["message", "receive"], 0)), "no message waits in context 1\n");
     let read = waiting[1]["key"].as_str().expect("a key");
-    assert!(stdout(&asked(&["message", "get", read], 0)).contains("status     processed\n"));
+    assert!(stdout(&run_command(&["message", "get", read], 0)).contains("status     processed\n"));
 
-    asked(&["actor", "update", "1", "--no-home-context"], 0);
+    run_command(&["actor", "update", "1", "--no-home-context"], 0);
     let dead = send(&["where to?"], 1);
     let key = dead["key"].as_str().expect("a key");
-    assert!(stdout(&asked(&["message", "dead-letters"], 0)).contains(&format!("{key}  chat  actor 1")));
-    asked(&["actor", "update", "1", "--home-context", "1"], 0);
-    asked(&["message", "resend", key], 0);
+    assert!(stdout(&run_command(&["message", "dead-letters"], 0)).contains(&format!("{key}  chat  actor 1")));
+    run_command(&["actor", "update", "1", "--home-context", "1"], 0);
+    run_command(&["message", "resend", key], 0);
     assert!(followed(dir.path()).contains("where to?"));
-    asked(&["message", "delete", first["key"].as_str().expect("a key")], 0);
+    run_command(&["message", "delete", first["key"].as_str().expect("a key")], 0);
     runtime.block_on(running.stop()).expect("it ends");
 }
 

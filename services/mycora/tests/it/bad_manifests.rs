@@ -41,8 +41,8 @@ fn write(home: &Path, mistakes: &[Mistake]) {
 }
 
 /// Checks that each reported line has the position of a problem: its file, its line and its column.
-fn all_have_places(told: &str) {
-    for line in told.lines() {
+fn all_have_places(printed: &str) {
+    for line in printed.lines() {
         let place = line.split(": ").next().unwrap_or_default();
         let mut parts = place.rsplitn(3, ':');
         let number =
@@ -53,10 +53,10 @@ fn all_have_places(told: &str) {
 }
 
 /// Checks that a mistake was reported, with its file, its line and its column.
-fn is_told(told: &str, mistake: &Mistake) {
+fn assert_reported(printed: &str, mistake: &Mistake) {
     let Mistake { name, expected, is_alone, .. } = mistake;
-    let of_file: Vec<_> = told.lines().filter(|line| line.starts_with(&format!("{name}:"))).collect();
-    assert!(!of_file.is_empty(), "{name} ({expected}) is not named: {told}");
+    let of_file: Vec<_> = printed.lines().filter(|line| line.starts_with(&format!("{name}:"))).collect();
+    assert!(!of_file.is_empty(), "{name} ({expected}) is not named: {printed}");
     assert!(!is_alone || of_file.iter().any(|line| line.contains(expected)), "{expected}: {of_file:?}");
 }
 
@@ -69,23 +69,23 @@ fn a_directory_of_them_is_told_at_once_with_every_file() {
     write(home.path(), &mistakes);
     let output = run(home.path(), &["saga", "validate", "manifests"]);
     assert_eq!((output.status.code(), stdout(&output).as_str()), (Some(2), ""));
-    let told = stderr(&output);
-    all_have_places(&told);
-    mistakes.iter().for_each(|mistake| is_told(&told, mistake));
+    let printed = stderr(&output);
+    all_have_places(&printed);
+    mistakes.iter().for_each(|mistake| assert_reported(&printed, mistake));
     let output = run(home.path(), &["saga", "validate", "manifests", "--output", "json"]);
     assert_eq!(output.status.code(), Some(2));
     let document: serde_json::Value = serde_json::from_slice(&output.stdout).expect("one document");
     let problems = document["problems"].as_array().expect("problems");
-    assert_eq!(problems.len(), told.lines().count());
+    assert_eq!(problems.len(), printed.lines().count());
     // A mistake that depends on other files is reported when the file is checked without them.
     let together: Vec<_> = mistakes.iter().filter(|mistake| !mistake.is_alone).collect();
     assert!(!together.is_empty());
     for Mistake { name, expected, .. } in together {
         let output = run(home.path(), &["saga", "validate", name]);
         assert_eq!(output.status.code(), Some(2), "{expected}");
-        let told = stderr(&output);
-        all_have_places(&told);
-        assert!(told.contains(expected), "{expected}: {told}");
+        let printed = stderr(&output);
+        all_have_places(&printed);
+        assert!(printed.contains(expected), "{expected}: {printed}");
     }
 }
 
@@ -119,27 +119,27 @@ fn what_is_in_force_stays_as_it_is() {
     let other = |text: &str| text.replace("after: 1h", "after: 2h");
     std::fs::write(dir.join("manifests/approval.yaml"), other(APPROVAL)).expect("written");
     for arguments in [&["reload", "--as", "admin"][..], &["reload", "--dry-run", "--as", "admin"]] {
-        let (_, told) = suite.asked(arguments, 2);
+        let (_, printed) = suite.run_command(arguments, 2);
         // The service names files by where it finds them.
-        let told = told.lines().map(|line| line.find("manifests/").map_or(line, |at| &line[at..]));
-        let told = told.collect::<Vec<_>>().join("\n");
-        all_have_places(&told);
-        mistakes.iter().for_each(|mistake| is_told(&told, mistake));
+        let printed = printed.lines().map(|line| line.find("manifests/").map_or(line, |at| &line[at..]));
+        let printed = printed.collect::<Vec<_>>().join("\n");
+        all_have_places(&printed);
+        mistakes.iter().for_each(|mistake| assert_reported(&printed, mistake));
         let content = "version 1 of the saga `approval` is in force with other content; write `version: 2`";
-        assert!(told.contains(&format!("manifests/approval.yaml:1:1: {content}")), "{told}");
+        assert!(printed.contains(&format!("manifests/approval.yaml:1:1: {content}")), "{printed}");
         assert_eq!(in_force(), before);
     }
 
     // Each of them for one tenant, and another content of what it has.
     for mistake in &mistakes {
-        let (_, told) = suite.asked(&["apply", &mistake.name, "--tenant", "1"], 2);
-        all_have_places(&told);
-        is_told(&told, mistake);
+        let (_, printed) = suite.run_command(&["apply", &mistake.name, "--tenant", "1"], 2);
+        all_have_places(&printed);
+        assert_reported(&printed, mistake);
     }
     std::fs::write(dir.join("own.yaml"), other(&own)).expect("written");
-    let (_, told) = suite.asked(&["apply", "own.yaml", "--tenant", "1"], 2);
+    let (_, printed) = suite.run_command(&["apply", "own.yaml", "--tenant", "1"], 2);
     let content = "version 1 of the saga `own` is in force with other content; write `version: 2`";
-    assert_eq!(told, format!("own.yaml:1:1: {content}\n"));
+    assert_eq!(printed, format!("own.yaml:1:1: {content}\n"));
     assert_eq!(in_force(), before);
 
     // Once they are gone a reload finds everything as it was.

@@ -20,19 +20,19 @@ impl CommandFixture {
         Self { home, coordinator }
     }
 
-    pub(crate) fn asked(&self, arguments: &[&str], code: i32) -> Output {
+    pub(crate) fn run_command(&self, arguments: &[&str], code: i32) -> Output {
         let output = run(&self.home, &self.coordinator, arguments);
         assert_eq!(output.status.code(), Some(code), "{arguments:?}: {}", stderr(&output));
         output
     }
 
     pub(crate) fn document(&self, arguments: &[&str], code: i32) -> serde_json::Value {
-        let output = self.asked(&[&["--output", "json"], arguments].concat(), code);
+        let output = self.run_command(&[&["--output", "json"], arguments].concat(), code);
         serde_json::from_slice(&output.stdout).expect("one document")
     }
 
     pub(crate) fn calls(&self) -> Vec<String> {
-        self.coordinator.asked(|asked| asked.calls.clone())
+        self.coordinator.recorded(|recorded| recorded.calls.clone())
     }
 }
 
@@ -81,10 +81,10 @@ fn what_went_before_anything_referred_to_it_is_uploaded_again() {
         let place = CommandFixture::new(CoordinatorScript::ForgetUploads);
         long(&place);
         std::fs::write(place.home.path().join("flow.yaml"), flow).expect("written");
-        place.asked(command, 0);
-        place.coordinator.asked(|asked| {
-            assert_eq!(asked.uploaded.len(), 2, "{command:?}");
-            assert!(asked.uploaded.iter().all(|bytes| *bytes == script.as_bytes()), "{command:?}");
+        place.run_command(command, 0);
+        place.coordinator.recorded(|recorded| {
+            assert_eq!(recorded.uploaded.len(), 2, "{command:?}");
+            assert!(recorded.uploaded.iter().all(|bytes| *bytes == script.as_bytes()), "{command:?}");
         });
     }
     // A large one that is sent in parts goes on with the part that was refused.
@@ -94,29 +94,32 @@ fn what_went_before_anything_referred_to_it_is_uploaded_again() {
     let mut text = std::fs::read_to_string(&path).expect("written just now");
     text.push_str("  last: {script_type: python, script_file: long.py}\n");
     std::fs::write(&path, text).expect("written");
-    place.asked(&["flow", "submit", "large.yaml"], 0);
-    place.coordinator.asked(|asked| assert_eq!(asked.uploaded.len(), 2));
+    place.run_command(&["flow", "submit", "large.yaml"], 0);
+    place.coordinator.recorded(|recorded| assert_eq!(recorded.uploaded.len(), 2));
     assert_eq!(place.calls().iter().filter(|call| call.starts_with("create")).count(), 1);
 }
 
 #[test]
 fn a_large_flow_that_is_refused_leaves_nothing() {
     let place = CommandFixture::new(CoordinatorScript::RefusePart);
-    let output = place.asked(&["flow", "submit", large(&place)], 2);
-    let said = stderr(&output);
+    let output = place.run_command(&["flow", "submit", large(&place)], 2);
+    let printed = stderr(&output);
     let calls = place.calls();
     let first: usize = calls[1].split(' ').nth(1).and_then(|count| count.parse().ok()).expect("a count");
     // The third job of the second part; jobs begin on the third line.
     let line = first + 2 + 3;
-    assert!(said.contains(&format!("large.yaml:{line}:")) && said.contains("timeout: not today"), "{said}");
-    assert!(said.contains("flow 5 was not complete and is deleted"), "{said}");
+    assert!(
+        printed.contains(&format!("large.yaml:{line}:")) && printed.contains("timeout: not today"),
+        "{printed}"
+    );
+    assert!(printed.contains("flow 5 was not complete and is deleted"), "{printed}");
     assert_eq!(calls[calls.len() - 2..], ["cancel 5 Some(0)".to_owned(), "delete 5".to_owned()]);
 }
 
 #[test]
 fn filters_reach_the_coordinator() {
     let place = CommandFixture::new(CoordinatorScript::Wait);
-    place.asked(
+    place.run_command(
         &[
             "flow",
             "list",
@@ -138,34 +141,38 @@ fn filters_reach_the_coordinator() {
     let nodes = place.document(&["flow", "nodes", "5", "--state", "failed", "--state", "cancelled"], 0);
     assert_eq!(nodes["nodes"][0]["name"], "a");
     assert_eq!(place.calls(), ["list 4 7 night- 1799971200 1800000000", "nodes [6, 7]"]);
-    let table = stdout(&place.asked(&["flow", "nodes", "5"], 0));
+    let table = stdout(&place.run_command(&["flow", "nodes", "5"], 0));
     assert!(table.starts_with("JOB  STATE      ATTEMPT") && table.contains("a    completed  1"), "{table}");
 }
 
 #[test]
 fn a_cancel_says_how_soon() {
     let place = CommandFixture::new(CoordinatorScript::Wait);
-    place.asked(&["flow", "cancel", "5"], 0);
-    place.asked(&["flow", "cancel", "5", "--now"], 0);
-    place.asked(&["flow", "cancel", "5", "--grace", "30"], 0);
-    let said = stdout(&place.asked(&["flow", "cancel", "5", "--node", "a", "--context", "2"], 0));
-    assert_eq!(said, "`a` of flow 5 is being cancelled; see `mycora flow explain 5 a --context 2`\n");
+    place.run_command(&["flow", "cancel", "5"], 0);
+    place.run_command(&["flow", "cancel", "5", "--now"], 0);
+    place.run_command(&["flow", "cancel", "5", "--grace", "30"], 0);
+    let printed = stdout(&place.run_command(&["flow", "cancel", "5", "--node", "a", "--context", "2"], 0));
+    assert_eq!(printed, "`a` of flow 5 is being cancelled; see `mycora flow explain 5 a --context 2`\n");
     assert_eq!(place.calls(), ["cancel 5 None", "cancel 5 Some(0)", "cancel 5 Some(30)", "cancel node a"]);
-    assert!(stderr(&place.asked(&["flow", "cancel", "5", "--now", "--grace", "3"], 2)).contains("--grace"));
-    assert!(stderr(&place.asked(&["flow", "cancel", "5", "--now", "--node", "a"], 2)).contains("--job"));
+    assert!(
+        stderr(&place.run_command(&["flow", "cancel", "5", "--now", "--grace", "3"], 2)).contains("--grace")
+    );
+    assert!(
+        stderr(&place.run_command(&["flow", "cancel", "5", "--now", "--node", "a"], 2)).contains("--job")
+    );
 }
 
 #[test]
 fn a_retry_chooses_and_tells() {
     let place = CommandFixture::new(CoordinatorScript::Wait);
-    let said = stdout(&place.asked(&["flow", "retry", "5", "--dry-run"], 0));
+    let printed = stdout(&place.run_command(&["flow", "retry", "5", "--dry-run"], 0));
     assert_eq!(
-        said,
+        printed,
         "flow 5 would start generation 2: 1002 jobs run again, 1 keeps what it has\n\
          run again: a, b … and 1000 more\nkept: split\n"
     );
-    let said = stdout(&place.asked(&["flow", "retry", "5", "--all"], 0));
-    assert!(said.starts_with("flow 5 runs again, generation 2: 1002 jobs"), "{said}");
+    let printed = stdout(&place.run_command(&["flow", "retry", "5", "--all"], 0));
+    assert!(printed.starts_with("flow 5 runs again, generation 2: 1002 jobs"), "{printed}");
     let arguments = ["flow", "retry", "5", "--from", "a", "b", "--env", "A=1", "--unset", "B"];
     assert_eq!(place.document(&arguments, 0)["runAgainCount"], 1002);
     assert_eq!(
@@ -176,35 +183,35 @@ fn a_retry_chooses_and_tells() {
             "retry RETRY_SCOPE_FROM [\"a\", \"b\"] {\"A\": \"1\"} [\"B\"] false",
         ]
     );
-    place.asked(&["flow", "retry", "5", "--all", "--from", "a"], 2);
+    place.run_command(&["flow", "retry", "5", "--all", "--from", "a"], 2);
 }
 
 #[test]
 fn a_retry_that_is_refused_names_the_ways_out() {
     let place = CommandFixture::new(CoordinatorScript::Wait);
     for arguments in [&["flow", "retry", "8"][..], &["flow", "retry", "8", "--dry-run"]] {
-        let said = stderr(&place.asked(arguments, 1));
-        assert!(said.starts_with("nothing of flow 8 failed"), "{said}");
-        assert!(said.contains("--all") && said.contains("--from JOB"), "{said}");
+        let printed = stderr(&place.run_command(arguments, 1));
+        assert!(printed.starts_with("nothing of flow 8 failed"), "{printed}");
+        assert!(printed.contains("--all") && printed.contains("--from JOB"), "{printed}");
     }
-    let said = stderr(&place.asked(&["flow", "retry", "10"], 1));
-    assert!(said.starts_with("flow 10 is started\n"), "{said}");
-    assert!(said.contains("`mycora flow cancel 10 --context 1`"), "{said}");
+    let printed = stderr(&place.run_command(&["flow", "retry", "10"], 1));
+    assert!(printed.starts_with("flow 10 is started\n"), "{printed}");
+    assert!(printed.contains("`mycora flow cancel 10 --context 1`"), "{printed}");
 }
 
 #[test]
 fn signals_drawings_explanations_and_reports() {
     let place = CommandFixture::new(CoordinatorScript::Wait);
     let signal = ["flow", "signal", "5", "go", "--payload", "by Anna"];
-    assert_eq!(stdout(&place.asked(&signal, 0)), "flow 5 has been given `go`\n");
-    assert!(stdout(&place.asked(&signal, 0)).contains("had been given `go` before"));
+    assert_eq!(stdout(&place.run_command(&signal, 0)), "flow 5 has been given `go`\n");
+    assert!(stdout(&place.run_command(&signal, 0)).contains("had been given `go` before"));
     assert_eq!(place.document(&signal, 0), serde_json::json!({"alreadyGiven": true}));
 
-    assert_eq!(stdout(&place.asked(&["flow", "graph", "5"], 0)), "GRAPH_FORMAT_DOT\n");
-    let drawn = place.asked(&["flow", "graph", "5", "--format", "mermaid"], 0);
+    assert_eq!(stdout(&place.run_command(&["flow", "graph", "5"], 0)), "GRAPH_FORMAT_DOT\n");
+    let drawn = place.run_command(&["flow", "graph", "5", "--format", "mermaid"], 0);
     assert_eq!(stdout(&drawn), "GRAPH_FORMAT_MERMAID\n");
 
-    let explained = stdout(&place.asked(&["flow", "explain", "5", "a"], 0));
+    let explained = stdout(&place.run_command(&["flow", "explain", "5", "a"], 0));
     assert_eq!(
         explained,
         "`a` is pending: it waits for signal:go\n\n\
@@ -215,17 +222,17 @@ fn signals_drawings_explanations_and_reports() {
     let document = place.document(&["flow", "explain", "5", "a"], 0);
     assert_eq!(document["findings"][1]["kind"], "FINDING_KIND_PREREQUISITES");
 
-    place.asked(&["flow", "report", "5", "a", "completed", "--attempt", "2", "--result", "x=1"], 0);
+    place.run_command(&["flow", "report", "5", "a", "completed", "--attempt", "2", "--result", "x=1"], 0);
     assert!(place.calls().contains(&"report a 2 NODE_STATE_COMPLETED {\"x\": \"1\"}".to_owned()));
 }
 
 #[test]
 fn several_flows_are_deleted_as_far_as_allowed() {
     let place = CommandFixture::new(CoordinatorScript::Wait);
-    let output = place.asked(&["flow", "delete", "4", "5", "6", "4", "5"], 3);
+    let output = place.run_command(&["flow", "delete", "4", "5", "6", "4", "5"], 3);
     assert_eq!(stdout(&output), "flow 4 is deleted\nflow 6 is deleted\n");
-    let said = stderr(&output);
-    assert!(said.starts_with("flow 5: actor 1 may not"), "{said}");
+    let printed = stderr(&output);
+    assert!(printed.starts_with("flow 5: actor 1 may not"), "{printed}");
     assert_eq!(place.calls(), ["delete 4", "delete 5", "delete 6"], "each once");
     assert_eq!(place.document(&["flow", "delete", "4"], 0), serde_json::json!({"deleted": [4]}));
 }
@@ -234,25 +241,25 @@ fn several_flows_are_deleted_as_far_as_allowed() {
 fn logs_from_a_place_on() {
     let place = CommandFixture::new(CoordinatorScript::Wait);
     let from = ["flow", "logs", "5", "a", "--attempt", "1", "--offset", "5"];
-    assert_eq!(stdout(&place.asked(&from, 0)), "wo\n");
-    assert_eq!(stdout(&place.asked(&["flow", "logs", "5", "--node", "a"], 0)), "one\ntwo\n");
+    assert_eq!(stdout(&place.run_command(&from, 0)), "wo\n");
+    assert_eq!(stdout(&place.run_command(&["flow", "logs", "5", "--node", "a"], 0)), "one\ntwo\n");
     assert_eq!(place.calls(), ["logs a 1 5", "logs a 0 0"]);
-    let tail = place.asked(&["flow", "logs", "5", "a", "--tail"], 0);
+    let tail = place.run_command(&["flow", "logs", "5", "a", "--tail"], 0);
     assert_eq!(stdout(&tail), "two\n", "a line whose beginning is missing is left out");
     assert_eq!(stderr(&tail), "a: bytes 0 to 9 of attempt 1 are not shown: only the tail was asked for\n");
     let pieces = place.document(&["flow", "logs", "5", "--tail"], 0);
     assert_eq!(pieces[0]["gap"]["reason"], "LOG_GAP_REASON_TAIL_ONLY");
     assert_eq!((&pieces[0]["gap"]["end"], &pieces[1]["offset"]), (&"9".into(), &"9".into()));
     assert_eq!(place.calls()[2..], ["logs a 0 0 tail", "logs  0 0 tail"]);
-    let said = stderr(&place.asked(&["flow", "logs", "5", "--attempt", "1"], 2));
-    assert!(said.contains("mycora flow logs 5 JOB --attempt 1"), "{said}");
-    let said = stderr(&place.asked(&["flow", "logs", "5", "a", "--offset", "1"], 2));
-    assert!(said.contains("--offset needs an attempt"), "{said}");
+    let printed = stderr(&place.run_command(&["flow", "logs", "5", "--attempt", "1"], 2));
+    assert!(printed.contains("mycora flow logs 5 JOB --attempt 1"), "{printed}");
+    let printed = stderr(&place.run_command(&["flow", "logs", "5", "a", "--offset", "1"], 2));
+    assert!(printed.contains("--offset needs an attempt"), "{printed}");
 
-    let said = stderr(&place.asked(&["flow", "logs", "5", "a", "--attempt", "9"], 1));
-    assert_eq!(said, "`a` of flow 5 has no attempt 9; it has 1 attempt\n");
+    let printed = stderr(&place.run_command(&["flow", "logs", "5", "a", "--attempt", "9"], 1));
+    assert_eq!(printed, "`a` of flow 5 has no attempt 9; it has 1 attempt\n");
 
-    let yaml = stdout(&place.asked(&["--output", "yaml", "flow", "logs", "5"], 0));
+    let yaml = stdout(&place.run_command(&["--output", "yaml", "flow", "logs", "5"], 0));
     let pieces: Vec<serde_json::Value> = serde_saphyr::from_str(&yaml).expect(&yaml);
     assert_eq!((pieces.len(), &pieces[1]["data"]), (2, &serde_json::json!("d28K")));
 }
@@ -282,10 +289,10 @@ pub(crate) fn interrupted(place: &CommandFixture, arguments: &[&str], last_line:
 #[test]
 fn ctrl_c_ends_a_log_and_says_how_to_read_on() {
     let place = CommandFixture::new(CoordinatorScript::Wait);
-    let (text, said) = interrupted(&place, &["flow", "logs", "7", "a", "-f"], "two");
+    let (text, printed) = interrupted(&place, &["flow", "logs", "7", "a", "-f"], "two");
     assert_eq!(text, "one\ntwo\n");
     assert_eq!(
-        said,
+        printed,
         "flow 7 continues; read on with `mycora flow logs 7 a --attempt 1 --offset 8 -f --context 1`\n"
     );
     let (text, _) = interrupted(&place, &["flow", "logs", "7", "-f", "--output", "json"], "d28K");
@@ -300,43 +307,43 @@ fn ctrl_c_ends_a_log_and_says_how_to_read_on() {
 fn a_job_shows_its_log_and_result_and_ends_as_it_did() {
     let place = CommandFixture::new(CoordinatorScript::Wait);
     let job = |name: &'static str| ["job", "run", "--type", "shell", "--script", "true", "--name", name];
-    let output = place.asked(&job("good"), 0);
+    let output = place.run_command(&job("good"), 0);
     assert_eq!(stdout(&output), "one\ntwo\nRESULT  VALUE\nanswer  42\n");
     assert_eq!(stderr(&output), "a: completed\n");
 
-    let output = place.asked(&job("bad"), 1);
+    let output = place.run_command(&job("bad"), 1);
     assert_eq!(stderr(&output), "a: failed: exit code 3\n");
 
-    let output = place.asked(&[&job("good")[..], &["--output", "json"]].concat(), 0);
+    let output = place.run_command(&[&job("good")[..], &["--output", "json"]].concat(), 0);
     let document: serde_json::Value = serde_json::from_slice(&output.stdout).expect("one document");
     assert_eq!(document["node"]["result"]["answer"], "42");
     assert_eq!(document["flow"]["status"], "FLOW_STATUS_FINISHED");
     assert_eq!(stderr(&output), "one\ntwo\n", "what it prints stands beside the document");
 
-    let output = place.asked(&[&job("slow")[..], &["--wait", "1"]].concat(), 1);
+    let output = place.run_command(&[&job("slow")[..], &["--wait", "1"]].concat(), 1);
     assert!(
         stderr(&output).contains("flow 10 has not ended after 1 s; see `mycora flow watch 10"),
         "{}",
         stderr(&output)
     );
 
-    let output = place.asked(&[&job("good")[..], &["--detach"]].concat(), 0);
+    let output = place.run_command(&[&job("good")[..], &["--detach"]].concat(), 0);
     assert!(stdout(&output).starts_with("flow 8 `good` is started"), "{}", stdout(&output));
 
     std::fs::write(place.home.path().join("long.py"), "# long\n".repeat(4000)).expect("written");
-    place.asked(&["job", "run", "long.py", "--detach"], 0);
-    place.coordinator.asked(|asked| assert_eq!(asked.uploaded[0].len(), 28_000));
-    assert!(stderr(&place.asked(&["job", "run", "good.yaml"], 2)).contains("Give --type"));
-    place.asked(&["job", "run"], 2);
+    place.run_command(&["job", "run", "long.py", "--detach"], 0);
+    place.coordinator.recorded(|recorded| assert_eq!(recorded.uploaded[0].len(), 28_000));
+    assert!(stderr(&place.run_command(&["job", "run", "good.yaml"], 2)).contains("give --type"));
+    place.run_command(&["job", "run"], 2);
 }
 
 #[test]
 fn a_context_is_removed_when_it_is_meant() {
     let place = CommandFixture::new(CoordinatorScript::Wait);
-    assert!(stderr(&place.asked(&["context", "delete", "3"], 2)).contains("confirm with --yes"));
+    assert!(stderr(&place.run_command(&["context", "delete", "3"], 2)).contains("confirm with --yes"));
     assert!(place.calls().is_empty());
-    let output = place.asked(&["context", "delete", "3", "--yes"], 0);
+    let output = place.run_command(&["context", "delete", "3", "--yes"], 0);
     assert_eq!(stdout(&output), "context 3 is deleted\n");
     assert_eq!(place.calls(), ["delete context 3", "delete context 3"]);
-    assert!(stderr(&place.asked(&["context", "delete", "4", "--yes"], 1)).contains("was not found"));
+    assert!(stderr(&place.run_command(&["context", "delete", "4", "--yes"], 1)).contains("was not found"));
 }

@@ -66,13 +66,13 @@ pub(crate) struct RecordedCalls {
 #[derive(Clone)]
 struct ScriptedServices {
     script: CoordinatorScript,
-    asked: Arc<Mutex<RecordedCalls>>,
+    recorded: Arc<Mutex<RecordedCalls>>,
 }
 
 /// A coordinator that serves until the runtime ends.
 pub(crate) struct Coordinator {
     pub(crate) profile: PathBuf,
-    asked: Arc<Mutex<RecordedCalls>>,
+    recorded: Arc<Mutex<RecordedCalls>>,
     _runtime: tokio::runtime::Runtime,
 }
 
@@ -83,8 +83,8 @@ impl Coordinator {
         let issue = |who| pki.issue(who, &IssueOptions::from(now)).expect("issued");
         let server = issue(Identity::Service(ServiceName::Mycora));
         let actor = issue(Identity::Actor(model::ActorId(1)));
-        let asked = Arc::new(Mutex::new(RecordedCalls::default()));
-        let scripted = ScriptedServices { script, asked: asked.clone() };
+        let recorded = Arc::new(Mutex::new(RecordedCalls::default()));
+        let scripted = ScriptedServices { script, recorded: recorded.clone() };
         let policy = MethodPolicy::new(&[&[
             ("/mycora.v1.FlowService/*", &[Allow::AnyActor]),
             ("/mycora.v1.JobService/*", &[Allow::AnyActor]),
@@ -129,22 +129,22 @@ impl Coordinator {
             .save(&profile)
             .expect("saved");
         mount_health.set_serving(true);
-        Self { profile, asked, _runtime: runtime }
+        Self { profile, recorded, _runtime: runtime }
     }
 
-    pub(crate) fn asked<T>(&self, look: impl FnOnce(&RecordedCalls) -> T) -> T {
-        look(&self.asked.lock().unwrap_or_else(PoisonError::into_inner))
+    pub(crate) fn recorded<T>(&self, look: impl FnOnce(&RecordedCalls) -> T) -> T {
+        look(&self.recorded.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
 impl ScriptedServices {
     fn note<T>(&self, change: impl FnOnce(&mut RecordedCalls) -> T) -> T {
-        change(&mut self.asked.lock().unwrap_or_else(PoisonError::into_inner))
+        change(&mut self.recorded.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Refuses what refers to uploads that have gone.
     fn look_for_uploads(&self) -> Result<(), Status> {
-        let uploads = self.note(|asked| asked.uploaded.len());
+        let uploads = self.note(|recorded| recorded.uploaded.len());
         if self.script == CoordinatorScript::ForgetUploads && uploads < 2 {
             return Err(refused(rpc::RpcReason::BlobMissing, "the blob is missing: put it first"));
         }
@@ -152,10 +152,10 @@ impl ScriptedServices {
     }
 
     /// Notes a call; gives how often it came with these words.
-    fn call(&self, words: &str) -> usize {
-        self.note(|asked| {
-            asked.calls.push(words.to_owned());
-            asked.calls.iter().filter(|call| *call == words).count()
+    fn call(&self, text: &str) -> usize {
+        self.note(|recorded| {
+            recorded.calls.push(text.to_owned());
+            recorded.calls.iter().filter(|call| *call == text).count()
         })
     }
 }

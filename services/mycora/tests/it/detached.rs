@@ -66,11 +66,14 @@ fn ended(output: &Output, code: i32) -> String {
 fn a_detached_suite_runs_until_it_is_ended() {
     let place = DetachedFixture::new();
     let up = ["up", "--data", ".mycora", "--no-supervisor", "--detach"];
-    let said = ended(&place.mycora(&up), 0);
+    let printed = ended(&place.mycora(&up), 0);
     let data = place.data().canonicalize().expect("it was made");
-    assert!(said.starts_with(&format!("mycora is ready on https://127.0.0.1:{}, ", place.port)), "{said}");
-    assert!(said.contains(&format!("log           {}/up.log\n", data.display())), "{said}");
-    assert!(said.contains(&format!("to end it     mycora down --data {}\n", data.display())), "{said}");
+    assert!(
+        printed.starts_with(&format!("mycora is ready on https://127.0.0.1:{}, ", place.port)),
+        "{printed}"
+    );
+    assert!(printed.contains(&format!("log           {}/up.log\n", data.display())), "{printed}");
+    assert!(printed.contains(&format!("to end it     mycora down --data {}\n", data.display())), "{printed}");
     let pid = place.owner().expect("it has signed");
     let process = sandbox::processes::observe(pid).expect("it runs");
     assert_eq!(process.session, pid, "it has left the session of the terminal");
@@ -108,14 +111,14 @@ fn it_takes_what_single_services_take() {
     let mut up = vec!["up", "--data", ".mycora", "--detach", "--output", "json"];
     up.extend(["--listen", &listen, "--redis-url", &redis_url, "--mycelium-port", daemon_port]);
     up.extend(["--mesh", "linkerd", "--mesh-listen", &mesh, "--mesh-namespace", "mycora"]);
-    let said: serde_json::Value = serde_json::from_str(&ended(&place.mycora(&up), 0)).expect("JSON");
-    assert_eq!(said["address"], format!("https://{listen}"));
+    let printed: serde_json::Value = serde_json::from_str(&ended(&place.mycora(&up), 0)).expect("JSON");
+    assert_eq!(printed["address"], format!("https://{listen}"));
     assert!(!place.data().join("redis").exists(), "it has no Redis of its own");
 
     let client = |arguments: &[&str]| {
         let config = ["--config", ".mycora/client.toml", "--output", "json"];
-        let said = ended(&place.mycora(&[&config, arguments].concat()), 0);
-        serde_json::from_str::<serde_json::Value>(&said).expect("JSON")
+        let printed = ended(&place.mycora(&[&config, arguments].concat()), 0);
+        serde_json::from_str::<serde_json::Value>(&printed).expect("JSON")
     };
     // The supervisor of this program is reached beside the daemon, which leads to all others.
     let ran = client(&["job", "run", "--type", "shell", "--script", "true"]);
@@ -142,10 +145,10 @@ fn what_does_not_start_says_why() {
     let _taken = TcpListener::bind(("127.0.0.1", place.port)).expect("it is free");
     let refused = place.mycora(&["up", "--data", ".mycora", "--detach"]);
     ended(&refused, 3);
-    let said = stderr(&refused);
+    let printed = stderr(&refused);
     assert!(
-        said.starts_with("mycora did not start; ") && said.contains("choose another with --port"),
-        "{said}"
+        printed.starts_with("mycora did not start; ") && printed.contains("choose another with --port"),
+        "{printed}"
     );
     let elsewhere = place.mycora(&["down", "--data", "elsewhere"]);
     ended(&elsewhere, 2);

@@ -47,7 +47,7 @@ fn a_coordinator_that_is_well_is_found_well() {
     let document = place.document(&["doctor", "--token-key", ACTOR_KEY], 0);
     let (_, key) = found(&document, "signing key");
     assert!(key.ends_with("every call shows tokens of actor 1 for spiffe://mycora"), "{key}");
-    let text = stdout(&place.asked(&["doctor"], 0));
+    let text = stdout(&place.run_command(&["doctor"], 0));
     assert!(
         text.starts_with("ok    profile") && text.contains("\n                                → "),
         "{text}"
@@ -68,7 +68,7 @@ fn what_is_wrong_is_said_with_what_to_do() {
     assert_eq!(level(&document, "identity"), "fail", "the coordinator does not believe it either");
     assert_eq!(level(&document, "coordinator"), "ok");
 
-    assert!(place.asked(&["pki", "init", "--dir", "stranger"], 0).status.success());
+    assert!(place.run_command(&["pki", "init", "--dir", "stranger"], 0).status.success());
     let document = place.document(&["doctor", "--ca", "stranger/ca.pem"], 1);
     let (level_of, coordinator) = found(&document, "coordinator");
     assert_eq!(level_of, "fail");
@@ -107,8 +107,8 @@ fn where_nothing_runs_that_is_said_once() {
         })
         .collect();
     assert_eq!(failed.len(), 1, "{failed:#?}");
-    let (level_of, said) = found(&document, "coordinator");
-    assert!(level_of == "fail" && said.contains(&nobody) && said.contains("scheduler"), "{said}");
+    let (level_of, printed) = found(&document, "coordinator");
+    assert!(level_of == "fail" && printed.contains(&nobody) && printed.contains("scheduler"), "{printed}");
     assert_eq!(level(&document, "scripts"), "ok", "the machine is looked at all the same");
 }
 
@@ -145,8 +145,8 @@ fn a_disk_that_is_synced_once_a_second_is_judged_by_what_is_asked() {
     };
     let ask = ["doctor", "--redis-url", &redis.url(), "--durability", "synced"];
     let document = place.document(&ask, code);
-    let (level_of, said) = found(&document, "redis durability");
-    assert_eq!(level_of, level_wanted, "{said}");
+    let (level_of, printed) = found(&document, "redis durability");
+    assert_eq!(level_of, level_wanted, "{printed}");
     let is_advised = document.to_string().contains("`appendfsync always`");
     assert_eq!(is_advised, level_wanted != "ok", "{document}");
     assert_eq!(redis.raw(0, &["CONFIG", "SET", "appendfsync", "always"]), "+OK\r\n");
@@ -162,7 +162,7 @@ fn the_nodes_of_a_cluster_are_asked() {
     let url = cluster.url();
     assert!(url.contains("hunter2"), "there is something to be kept secret");
     let output =
-        place.asked(&["doctor", "--redis-url", &url, "--durability", "synced", "--output", "json"], 1);
+        place.run_command(&["doctor", "--redis-url", &url, "--durability", "synced", "--output", "json"], 1);
     assert!(
         !stdout(&output).contains("hunter2") && !stderr(&output).contains("hunter2"),
         "{}",

@@ -102,9 +102,9 @@ fn exit_codes_are_as_promised() {
     ];
     for (arguments, code, message) in table {
         let output = run(home.path(), arguments);
-        let said = stderr(&output);
-        assert_eq!(output.status.code(), Some(*code), "{arguments:?}: {said}");
-        assert!(said.contains(message), "{arguments:?}: {said}");
+        let printed = stderr(&output);
+        assert_eq!(output.status.code(), Some(*code), "{arguments:?}: {printed}");
+        assert!(printed.contains(message), "{arguments:?}: {printed}");
         assert_eq!(stdout(&output).is_empty(), *code != 0, "{arguments:?}: {}", stdout(&output));
     }
 }
@@ -122,7 +122,7 @@ fn a_good_file_is_the_request_in_json() {
 #[test]
 fn standard_input_is_a_file_too() {
     let home = home();
-    for (text, code, said) in
+    for (text, code, printed) in
         [(GOOD, 0, ""), (CYCLE, 2, "stdin:3:39: "), ("name: [", 2, "stdin:1:7: this is not YAML")]
     {
         let mut child = mycora(home.path())
@@ -137,7 +137,7 @@ fn standard_input_is_a_file_too() {
         drop(input);
         let output = child.wait_with_output().expect("it ends");
         assert_eq!(output.status.code(), Some(code), "{}", stderr(&output));
-        assert!(stderr(&output).contains(said), "{}", stderr(&output));
+        assert!(stderr(&output).contains(printed), "{}", stderr(&output));
     }
 }
 
@@ -152,9 +152,9 @@ fn a_coordinator_that_is_not_there_is_named_with_the_way_out() {
     for command in [&["submit", "good.yaml"][..], &["logs", "3", "-f"], &["watch", "3"]] {
         let began = Instant::now();
         let output = run(home.path(), &[&way[..], command].concat());
-        let said = stderr(&output);
-        assert_eq!(output.status.code(), Some(3), "{said}");
-        assert!(said.contains("cannot reach 127.0.0.1:") && said.contains("mycora up"), "{said}");
+        let printed = stderr(&output);
+        assert_eq!(output.status.code(), Some(3), "{printed}");
+        assert!(printed.contains("cannot reach 127.0.0.1:") && printed.contains("mycora up"), "{printed}");
         assert!(began.elapsed() < SOON, "{command:?} took {:?}", began.elapsed());
     }
 }

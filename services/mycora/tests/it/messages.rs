@@ -18,8 +18,8 @@ use crate::{mycora, stderr, stdout};
 #[test]
 fn a_message_is_sent_once_though_the_answer_was_lost() {
     let place = CommandFixture::new(CoordinatorScript::Wait);
-    let said = stdout(&place.asked(&["message", "send", "--to", "2", "hello"], 0));
-    assert_eq!(said, "message:1:7 is on its way; see `mycora message get message:1:7 --context 1`\n");
+    let printed = stdout(&place.run_command(&["message", "send", "--to", "2", "hello"], 0));
+    assert_eq!(printed, "message:1:7 is on its way; see `mycora message get message:1:7 --context 1`\n");
     std::fs::write(place.home.path().join("letter.md"), "# One\n").expect("written");
     let there = format!("{}@grpc://b:1", SigningKey::generate().verifying_key());
     let arguments = [
@@ -41,10 +41,10 @@ fn a_message_is_sent_once_though_the_answer_was_lost() {
     ];
     let document = place.document(&arguments, 0);
     assert_eq!(document["message"]["status"], "MESSAGE_STATUS_DISPATCHED");
-    place.coordinator.asked(|asked| {
-        let ids: Vec<_> = asked.sent.iter().map(|sent| sent.request_id.as_str()).collect();
+    place.coordinator.recorded(|recorded| {
+        let ids: Vec<_> = recorded.sent.iter().map(|sent| sent.request_id.as_str()).collect();
         assert!(ids.len() == 4 && ids[0] == ids[1] && ids[1] != ids[2] && ids[2] == ids[3], "{ids:?}");
-        let [chat, .., mail] = asked.sent.as_slice() else { panic!("four calls") };
+        let [chat, .., mail] = recorded.sent.as_slice() else { panic!("four calls") };
         let plain = v1::SendMessageRequest {
             request_id: chat.request_id.clone(),
             context_id: 1,
@@ -73,21 +73,21 @@ fn a_message_is_sent_once_though_the_answer_was_lost() {
 #[test]
 fn without_a_recipient_it_is_for_the_admins() {
     let place = CommandFixture::new(CoordinatorScript::Wait);
-    place.asked(&["message", "send", "may I?"], 0);
-    place.coordinator.asked(|asked| {
-        let sent = asked.sent.last().expect("sent");
+    place.run_command(&["message", "send", "may I?"], 0);
+    place.coordinator.recorded(|recorded| {
+        let sent = recorded.sent.last().expect("sent");
         assert_eq!((sent.to.as_str(), sent.text.as_str()), ("", "may I?"));
     });
 }
 
 #[test]
-fn whoever_waits_is_told_whether_it_arrived() {
+fn a_send_that_waits_tells_whether_it_arrived() {
     let place = CommandFixture::new(CoordinatorScript::Wait);
-    let said = stdout(&place.asked(&["message", "send", "--to", "2", "hello", "--wait"], 0));
-    assert_eq!(said, "message:1:7 has arrived\n");
-    let said = stdout(&place.asked(&["message", "send", "--to", "9", "hello", "--wait"], 1));
-    assert!(said.starts_with("message:1:8 will not arrive: the actor has no home context\n"), "{said}");
-    assert!(said.contains("`mycora message resend message:1:8 --context 1`"), "{said}");
+    let printed = stdout(&place.run_command(&["message", "send", "--to", "2", "hello", "--wait"], 0));
+    assert_eq!(printed, "message:1:7 has arrived\n");
+    let printed = stdout(&place.run_command(&["message", "send", "--to", "9", "hello", "--wait"], 1));
+    assert!(printed.starts_with("message:1:8 will not arrive: the actor has no home context\n"), "{printed}");
+    assert!(printed.contains("`mycora message resend message:1:8 --context 1`"), "{printed}");
     let document = place.document(&["message", "send", "--to", "9", "hello", "--wait"], 1);
     assert_eq!(document["message"]["error"], "the actor has no home context");
     assert!(document["message"]["text"].is_null(), "{document}");
@@ -101,25 +101,29 @@ fn a_signature_fits_what_is_sent() {
     let there = SigningKey::generate().verifying_key().to_string();
     let to = format!("{there}@grpc://b:1");
     let send = |to: &str, code| {
-        place.asked(&["message", "send", "--to", to, "hello", "--signing-key", "me.key"], code)
+        place.run_command(&["message", "send", "--to", to, "hello", "--signing-key", "me.key"], code)
     };
     send(&to, 0);
     // We are actor 1, and may know our own key.
     send("1", 0);
-    let said = stderr(&send("2", 2));
-    assert!(said.contains("does not disclose that of actor 2") && said.contains("KEY@ADDRESS"), "{said}");
-    let said = stderr(&place.asked(&["message", "send", "--to", &to, "x", "--signing-key", "good.yaml"], 2));
-    assert!(said.contains("good.yaml holds no Ed25519 private key"), "{said}");
+    let printed = stderr(&send("2", 2));
+    assert!(
+        printed.contains("does not disclose that of actor 2") && printed.contains("KEY@ADDRESS"),
+        "{printed}"
+    );
+    let printed =
+        stderr(&place.run_command(&["message", "send", "--to", &to, "x", "--signing-key", "good.yaml"], 2));
+    assert!(printed.contains("good.yaml holds no Ed25519 private key"), "{printed}");
 
-    place.asked(
+    place.run_command(
         &["message", "send", "--to", &to, "hello", "--signing-key", "me.key", "--target-context", "5"],
         0,
     );
 
     let now = Timestamp::now();
-    let (last, own) = (place.coordinator.asked(|asked| asked.sent.len() - 1), "cd".repeat(32));
+    let (last, own) = (place.coordinator.recorded(|recorded| recorded.sent.len() - 1), "cd".repeat(32));
     for (i, to, target) in [(1, there.clone(), None), (3, own, None), (last, there, Some(ContextId(5)))] {
-        let sent = place.coordinator.asked(|asked| asked.sent[i].clone());
+        let sent = place.coordinator.recorded(|recorded| recorded.sent[i].clone());
         assert_eq!(sent.target_context, target.map_or(0, |target| target.0));
         let origin = DirectMessageOrigin {
             coordinator: String::new(),
@@ -164,18 +168,18 @@ fn what_is_wrong_is_told_before_anything_is_sent() {
         (&["get", "7"], "write it as message:1:7"),
         (&["acknowledge"], "<KEY>"),
     ];
-    for (arguments, said) in table {
-        let output = place.asked(&[&["message"], *arguments].concat(), 2);
-        assert!(stderr(&output).contains(said), "{arguments:?}: {}", stderr(&output));
+    for (arguments, expected) in table {
+        let output = place.run_command(&[&["message"], *arguments].concat(), 2);
+        assert!(stderr(&output).contains(expected), "{arguments:?}: {}", stderr(&output));
     }
-    place.coordinator.asked(|asked| assert!(asked.sent.is_empty() && asked.calls.is_empty()));
+    place.coordinator.recorded(|recorded| assert!(recorded.sent.is_empty() && recorded.calls.is_empty()));
 }
 
 #[test]
 fn messages_are_listed_shown_sent_again_and_removed() {
     let place = CommandFixture::new(CoordinatorScript::Wait);
     let arguments = ["message", "list", "--status", "error", "--type", "mail", "--limit", "1"];
-    let output = place.asked(&arguments, 0);
+    let output = place.run_command(&arguments, 0);
     let table = stdout(&output);
     assert!(table.starts_with("KEY          TYPE  FROM     ORIGIN  TO       TOPIC   STATUS"), "{table}");
     assert!(table.contains("message:1:7  chat  actor 1  here    actor 2  Report  acknowledged"), "{table}");
@@ -183,19 +187,19 @@ fn messages_are_listed_shown_sent_again_and_removed() {
     let document = place.document(&["message", "list", "--flow", "3", "--limit", "1"], 0);
     assert_eq!(document["messages"][0]["key"], "message:1:7");
 
-    let shown = stdout(&place.asked(&["message", "get", "1:7"], 0));
+    let shown = stdout(&place.run_command(&["message", "get", "1:7"], 0));
     assert!(shown.contains("status     dispatched\n") && shown.ends_with("\none\ntwo\n"), "{shown}");
-    assert!(stderr(&place.asked(&["message", "get", "1:9"], 1)).contains("was not found"));
+    assert!(stderr(&place.run_command(&["message", "get", "1:9"], 1)).contains("was not found"));
 
-    let dead = stdout(&place.asked(&["message", "dead-letters"], 0));
+    let dead = stdout(&place.run_command(&["message", "dead-letters"], 0));
     assert!(dead.contains("message:1:8  chat  actor 9  Report"), "{dead}");
     assert!(dead.ends_with("  the actor has no home context\n"), "{dead}");
-    let again = stdout(&place.asked(&["message", "resend", "1:8"], 0));
+    let again = stdout(&place.run_command(&["message", "resend", "1:8"], 0));
     assert!(again.starts_with("message:1:8 is on its way again; see "), "{again}");
-    assert_eq!(stderr(&place.asked(&["message", "resend", "1:7"], 1)), "it has arrived\n");
+    assert_eq!(stderr(&place.run_command(&["message", "resend", "1:7"], 1)), "it has arrived\n");
 
-    assert_eq!(stdout(&place.asked(&["message", "delete", "1:7"], 0)), "message:1:7 is deleted\n");
-    assert_eq!(stderr(&place.asked(&["message", "delete", "1:8"], 1)), "it is on its way\n");
+    assert_eq!(stdout(&place.run_command(&["message", "delete", "1:7"], 0)), "message:1:7 is deleted\n");
+    assert_eq!(stderr(&place.run_command(&["message", "delete", "1:8"], 1)), "it is on its way\n");
     assert_eq!(
         place.calls(),
         [
@@ -214,7 +218,7 @@ fn messages_are_listed_shown_sent_again_and_removed() {
 #[test]
 fn what_was_received_is_printed_and_then_acknowledged() {
     let place = CommandFixture::new(CoordinatorScript::Wait);
-    let text = stdout(&place.asked(&["message", "receive"], 0));
+    let text = stdout(&place.run_command(&["message", "receive"], 0));
     let texts: Vec<_> = text.lines().filter(|line| line.starts_with("text ")).collect();
     assert_eq!(texts, ["text 1", "text 2", "text 3"]);
     assert_eq!(text.matches("signed  yes, by the sender\n").count(), 1, "{text}");
@@ -227,17 +231,17 @@ fn what_was_received_is_printed_and_then_acknowledged() {
         ["acknowledge message:0:1 message:0:2".to_owned(), "acknowledge message:0:3".to_owned()]
     );
 
-    let none = place.asked(&["message", "receive", "--context", "2"], 0);
+    let none = place.run_command(&["message", "receive", "--context", "2"], 0);
     assert_eq!((stdout(&none), stderr(&none)), (String::new(), "no message waits in context 2\n".to_owned()));
     assert_eq!(place.document(&["message", "receive", "--context", "2"], 0), serde_json::json!([]));
 
-    let said = stdout(&place.asked(&["message", "acknowledge", "0:1", "message:0:2"], 0));
-    assert_eq!(said, "1 message is acknowledged; 1 did not wait here any more\n");
+    let printed = stdout(&place.run_command(&["message", "acknowledge", "0:1", "message:0:2"], 0));
+    assert_eq!(printed, "1 message is acknowledged; 1 did not wait here any more\n");
     assert_eq!(place.calls().last().map(String::as_str), Some("acknowledge message:0:1 message:0:2"));
 }
 
 #[test]
-fn what_nobody_could_read_is_not_acknowledged() {
+fn what_could_not_be_printed_is_not_acknowledged() {
     let place = CommandFixture::new(CoordinatorScript::Wait);
     let (reader, writer) = std::io::pipe().expect("a pipe");
     drop(reader);
@@ -255,13 +259,13 @@ fn what_nobody_could_read_is_not_acknowledged() {
 }
 
 #[test]
-fn whoever_follows_hears_each_message_once() {
+fn a_follower_prints_each_message_once() {
     let place = CommandFixture::new(CoordinatorScript::Wait);
-    let (text, said) = interrupted(&place, &["message", "receive", "--follow"], "text 3");
+    let (text, printed) = interrupted(&place, &["message", "receive", "--follow"], "text 3");
     let texts: Vec<_> = text.lines().filter(|line| line.starts_with("text ")).collect();
     assert_eq!(texts, ["text 1", "text 2", "text 3"]);
     assert_eq!(
-        said,
+        printed,
         "what was not acknowledged is handed out again by `mycora message receive --context 1`\n"
     );
     assert_eq!(place.calls(), ["receive 1 false", "receive 1 false"]);

@@ -30,13 +30,13 @@ impl Machine {
         self.dir.path().join(name)
     }
 
-    fn said(&self, arguments: &[&str], code: i32) -> Output {
-        said_with(self.dir.path(), &self.path("client.toml"), arguments, code)
+    fn run_command(&self, arguments: &[&str], code: i32) -> Output {
+        run_command_with(self.dir.path(), &self.path("client.toml"), arguments, code)
     }
 
     /// Runs a command as the admin.
     fn admin(&self, arguments: &[&str], code: i32) -> Output {
-        self.said(&[&["--cert", "pki/admin.pem", "--key", "pki/admin.key"], arguments].concat(), code)
+        self.run_command(&[&["--cert", "pki/admin.pem", "--key", "pki/admin.key"], arguments].concat(), code)
     }
 
     fn attempt(&self, arguments: &[&str], code: i32) -> serde_json::Value {
@@ -50,7 +50,7 @@ impl Machine {
     }
 }
 
-fn said_with(dir: &Path, profile: &Path, arguments: &[&str], code: i32) -> Output {
+fn run_command_with(dir: &Path, profile: &Path, arguments: &[&str], code: i32) -> Output {
     let output = mycora(dir).env("MYCORA_CONFIG", profile).args(arguments).output().expect("it starts");
     assert_eq!(output.status.code(), Some(code), "{arguments:?}: {} {}", stdout(&output), stderr(&output));
     output
@@ -61,7 +61,7 @@ fn a_flow_file_names_a_job_that_is_kept() {
     let machine = Machine::start();
     let script = "echo ran=$WHO >> \"$MYCORA_RESULT\"";
     let create = ["job", "create", "--type", "shell", "--script", script, "--env", "WHO=kept"];
-    let created = machine.said(&[&["--output", "json"], &create[..]].concat(), 0);
+    let created = machine.run_command(&[&["--output", "json"], &create[..]].concat(), 0);
     let created: serde_json::Value = serde_json::from_slice(&created.stdout).expect("one document");
     let kept = created["job"]["id"].as_u64().expect("a number");
     let file = |job: u64| {
@@ -71,17 +71,17 @@ fn a_flow_file_names_a_job_that_is_kept() {
         std::fs::write(machine.path("f.yaml"), text).expect("written");
     };
     file(kept);
-    machine.said(&["flow", "validate", "f.yaml"], 0);
-    let watched = stdout(&machine.said(&["flow", "submit", "f.yaml", "--watch"], 0));
+    machine.run_command(&["flow", "validate", "f.yaml"], 0);
+    let watched = stdout(&machine.run_command(&["flow", "submit", "f.yaml", "--watch"], 0));
     assert!(watched.contains("b.ran") && watched.contains("kept"), "{watched}");
     let signed = ["flow", "submit", "f.yaml", "--signing-key", "actor-1.ed25519"];
-    let refused = stderr(&machine.said(&signed, 2));
+    let refused = stderr(&machine.run_command(&signed, 2));
     assert!(
         refused.contains("f.yaml:3:21: jobs.a.created_job: a stored job is defined at the coordinator"),
         "{refused}"
     );
     file(999);
-    let refused = stderr(&machine.said(&["flow", "submit", "f.yaml"], 1));
+    let refused = stderr(&machine.run_command(&["flow", "submit", "f.yaml"], 1));
     assert!(refused.contains("job 1:999"), "{refused}");
     machine.stop();
 }
@@ -119,7 +119,7 @@ fn a_machine_runs_single_attempts_and_tells_of_them() {
 
     let unknown = key.replace(|letter: char| letter.is_ascii_hexdigit() && !letter.is_ascii_digit(), "0");
     assert!(stderr(&machine.admin(&["attempt", "show", &unknown], 1)).contains("does not exist"));
-    let denied = stderr(&machine.said(&["attempt", "show", key], 3));
+    let denied = stderr(&machine.run_command(&["attempt", "show", key], 3));
     assert!(denied.contains("`actor/1` may not call") && denied.contains("mycora pki show"), "{denied}");
     machine.admin(&["attempt", "stop", key, "--grace", "3601"], 2);
     machine.stop();
@@ -137,11 +137,11 @@ fn another_key_is_given_and_the_profile_follows() {
     let with_key = |key: &str| format!("# who we are\nsigning_key = \"{key}\" # ours\n{rest}");
     let first = with_key("actor-1.ed25519");
     std::fs::write(&profile, &first).expect("written");
-    let shown = |code: i32| machine.said(&["actor", "show"], code);
+    let shown = |code: i32| machine.run_command(&["actor", "show"], code);
     shown(0);
 
     let rotate = ["actor", "rotate-key", "1", "--new-key", "next.ed25519"];
-    let note = stderr(&machine.said(&rotate, 0));
+    let note = stderr(&machine.run_command(&rotate, 0));
     assert!(note.contains("client.toml names next.ed25519 now"), "{note}");
     assert_eq!(std::fs::read_to_string(&profile).expect("a profile"), with_key("next.ed25519"));
     assert!(!machine.path("next.ed25519.rotation").exists(), "there is nothing left to go on with");
@@ -150,7 +150,7 @@ fn another_key_is_given_and_the_profile_follows() {
     );
     assert_eq!(mode & 0o777, 0o600);
     shown(0);
-    assert!(stderr(&machine.said(&rotate, 2)).contains("never overwritten"));
+    assert!(stderr(&machine.run_command(&rotate, 2)).contains("never overwritten"));
 
     // The answer was lost: the key in force is the new one, and the profile names the one before.
     std::fs::write(&profile, &first).expect("written");
@@ -161,7 +161,7 @@ fn another_key_is_given_and_the_profile_follows() {
         "revoke_certificates": false
     });
     std::fs::write(machine.path("next.ed25519.rotation"), begun.to_string()).expect("written");
-    machine.said(&rotate, 0);
+    machine.run_command(&rotate, 0);
     assert_eq!(std::fs::read_to_string(&profile).expect("a profile"), with_key("next.ed25519"));
     assert!(!machine.path("next.ed25519.rotation").exists());
     shown(0);
@@ -170,7 +170,7 @@ fn another_key_is_given_and_the_profile_follows() {
     let third = SigningKey::generate();
     third.write(&machine.path("third.ed25519")).expect("written");
     let (was, key) = (begun["request_id"].clone(), third.verifying_key().to_string());
-    let actor = machine.said(&["--output", "json", "actor", "show", "1"], 0);
+    let actor = machine.run_command(&["--output", "json", "actor", "show", "1"], 0);
     let actor: serde_json::Value = serde_json::from_slice(&actor.stdout).expect("one document");
     let revision: u64 =
         actor["actor"]["revision"].as_str().and_then(|text| text.parse().ok()).expect("a number");
@@ -180,12 +180,12 @@ fn another_key_is_given_and_the_profile_follows() {
     });
     std::fs::write(machine.path("third.ed25519.rotation"), begun.to_string()).expect("written");
     let rotate = ["actor", "rotate-key", "1", "--new-key", "third.ed25519"];
-    assert!(stderr(&machine.said(&rotate, 2)).contains("its arguments differ from these"));
-    machine.said(&[&rotate[..], &["--overlap", "60s"]].concat(), 0);
+    assert!(stderr(&machine.run_command(&rotate, 2)).contains("its arguments differ from these"));
+    machine.run_command(&[&rotate[..], &["--overlap", "60s"]].concat(), 0);
     let written = Profile::load(&profile).expect("a profile");
     assert_eq!(written.signing_key, Some(machine.path("third.ed25519")));
     let refused = ["actor", "rotate-key", "7", "--new-key", "none.ed25519"];
-    machine.said(&refused, 1);
+    machine.run_command(&refused, 1);
     assert!(!machine.path("none.ed25519").exists() && !machine.path("none.ed25519.rotation").exists());
     machine.stop();
 }

@@ -142,13 +142,13 @@ fn check(page: &str) {
     let shown = printed(page, &run);
     let mut compared = 0;
     for pair in blocks.windows(2).filter(|pair| pair[1].language == "text") {
-        let [command, said] = pair else { continue };
-        assert_eq!(command.language, "sh", "{page}:{}: nothing prints this", said.line);
+        let [command, output_block] = pair else { continue };
+        assert_eq!(command.language, "sh", "{page}:{}: nothing prints this", output_block.line);
         let mark = format!("{MARK}{}\n", command.line);
         let Some((_, printed)) = shown.split_once(&mark) else { continue };
         let printed = printed.split(MARK).next().unwrap_or_default();
-        let is_right = block::is_what_was_printed(&said.text, printed);
-        assert!(is_right, "{page}:{}: printed was\n{printed}", said.line);
+        let is_right = block::is_what_was_printed(&output_block.text, printed);
+        assert!(is_right, "{page}:{}: printed was\n{printed}", output_block.line);
         compared += 1;
     }
     assert!(compared > 0, "{page} does not say what its commands print");
@@ -165,7 +165,7 @@ fn the_page_for_clients_works_as_it_stands() {
 }
 
 #[test]
-fn no_block_is_left_to_nobody() {
+fn every_block_has_a_known_language() {
     // What is in other languages is compared with programs by `examples` of tests/tidy; what has none is drawn.
     let known = ["sh", "text", "python", "go", "js", ""];
     for page in ["README.md", "specs/clients.md"] {

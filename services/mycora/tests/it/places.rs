@@ -7,46 +7,48 @@ use crate::{stderr, stdout};
 #[test]
 fn an_actor_is_shown_and_changed_in_part() {
     let place = CommandFixture::new(CoordinatorScript::Wait);
-    let shown = stdout(&place.asked(&["actor", "show"], 0));
+    let shown = stdout(&place.run_command(&["actor", "show"], 0));
     assert!(shown.starts_with("identity  spiffe://mycora/actor/1\n\nactor         1\n"), "{shown}");
     assert!(shown.ends_with("\nCONTEXT  ROLE\n1        admin\n"), "{shown}");
     assert_eq!(place.document(&["actor", "show"], 0)["actor"]["homeContext"], 1);
     assert_eq!(place.document(&["actor", "show", "1"], 0)["actor"]["id"], 1);
-    assert!(stderr(&place.asked(&["actor", "show", "2"], 1)).contains("actor 2 was not found"));
+    assert!(stderr(&place.run_command(&["actor", "show", "2"], 1)).contains("actor 2 was not found"));
 
-    let shown = stdout(&place.asked(&["actor", "update", "1", "--home-context", "7"], 0));
+    let shown = stdout(&place.run_command(&["actor", "update", "1", "--home-context", "7"], 0));
     assert!(shown.contains("home context  7\n"), "{shown}");
-    place.asked(&["actor", "update", "1", "--at", "grpc://b:1", "--at", "grpc://c:2"], 0);
-    place.asked(&["actor", "update", "1", "--here", "--no-home-context"], 0);
+    place.run_command(&["actor", "update", "1", "--at", "grpc://b:1", "--at", "grpc://c:2"], 0);
+    place.run_command(&["actor", "update", "1", "--here", "--no-home-context"], 0);
     assert_eq!(
         place.calls(),
         ["update 1 9 grpc://old:1 7", "update 1 9 grpc://b:1,grpc://c:2 1", "update 1 9  0"]
     );
-    assert!(stderr(&place.asked(&["actor", "update", "1"], 2)).contains("--home-context"));
-    assert!(stderr(&place.asked(&["actor", "update", "1", "--at", "b"], 2)).contains("grpc://host:port"));
+    assert!(stderr(&place.run_command(&["actor", "update", "1"], 2)).contains("--home-context"));
+    assert!(
+        stderr(&place.run_command(&["actor", "update", "1", "--at", "b"], 2)).contains("grpc://host:port")
+    );
 }
 
 #[test]
 fn the_gateway_tells_whom_it_reaches() {
     let place = CommandFixture::new(CoordinatorScript::Wait);
-    let shown = stdout(&place.asked(&["gateway", "show"], 0));
+    let shown = stdout(&place.run_command(&["gateway", "show"], 0));
     assert!(shown.contains("bus          mycelium 0.7.9\n"), "{shown}");
     assert!(shown.contains("grpc://there:1  yes        -     -\n"), "{shown}");
 
-    let said = stdout(&place.asked(&["gateway", "ping", "grpc://there:1"], 0));
-    assert_eq!(said, "grpc://there:1 answered after 7 ms\n");
+    let printed = stdout(&place.run_command(&["gateway", "ping", "grpc://there:1"], 0));
+    assert_eq!(printed, "grpc://there:1 answered after 7 ms\n");
     assert_eq!(place.document(&["gateway", "ping", "grpc://there:1"], 0)["roundTrip"], "0.007s");
-    let said = stderr(&place.asked(&["gateway", "ping", "grpc://gone:1"], 3));
-    assert_eq!(said, "grpc://gone:1 does not answer\n");
+    let printed = stderr(&place.run_command(&["gateway", "ping", "grpc://gone:1"], 3));
+    assert_eq!(printed, "grpc://gone:1 does not answer\n");
     assert_eq!(place.calls().len(), 3, "nobody is asked twice");
-    assert!(stderr(&place.asked(&["gateway", "ping", "gone"], 2)).contains("grpc://host:port"));
+    assert!(stderr(&place.run_command(&["gateway", "ping", "gone"], 2)).contains("grpc://host:port"));
 }
 
 #[test]
 fn a_runner_is_registered_as_it_is_described() {
     let place = CommandFixture::new(CoordinatorScript::Wait);
     let key = identity::SigningKey::generate().verifying_key().to_string();
-    let said = stdout(&place.asked(
+    let printed = stdout(&place.run_command(
         &[
             "runner",
             "register",
@@ -67,10 +69,10 @@ fn a_runner_is_registered_as_it_is_described() {
         ],
         0,
     ));
-    assert!(said.starts_with("runner 4 is registered;"), "{said}");
-    assert!(said.ends_with("`mycora runner show 4 --context 1`\n"), "{said}");
+    assert!(printed.starts_with("runner 4 is registered;"), "{printed}");
+    assert!(printed.ends_with("`mycora runner show 4 --context 1`\n"), "{printed}");
     let ip = "mycelium:[400::1]";
-    place.asked(&["runner", "register", ip, "--plain", "--secret", "hero"], 0);
+    place.run_command(&["runner", "register", ip, "--plain", "--secret", "hero"], 0);
     assert_eq!(
         place.calls(),
         [
@@ -87,26 +89,26 @@ fn a_runner_is_registered_as_it_is_described() {
         &["--script-type", "perl"],
         &["--label", "zone"],
     ] {
-        place.asked(&[&["runner", "register", ip], wrong].concat(), 2);
+        place.run_command(&[&["runner", "register", ip], wrong].concat(), 2);
     }
 
-    let shown = stdout(&place.asked(&["runner", "show", "4", "--context", "2"], 0));
+    let shown = stdout(&place.run_command(&["runner", "show", "4", "--context", "2"], 0));
     assert!(shown.contains("address     grpc://there:1\n") && shown.contains("live        yes\n"), "{shown}");
-    assert!(stderr(&place.asked(&["runner", "show", "5"], 1)).contains("runner 5 was not found"));
+    assert!(stderr(&place.run_command(&["runner", "show", "5"], 1)).contains("runner 5 was not found"));
 }
 
 #[test]
 fn a_runner_is_changed_in_part_drained_and_deleted() {
     let place = CommandFixture::new(CoordinatorScript::Wait);
     let update = |rest: &[&str], code| {
-        place.asked(&[&["runner", "update", "4", "--context", "2"], rest].concat(), code)
+        place.run_command(&[&["runner", "update", "4", "--context", "2"], rest].concat(), code)
     };
     let shown = stdout(&update(&["--label", "gpu=1", "--no-label", "zone"], 0));
     assert!(shown.starts_with("runner      4\n"), "{shown}");
     update(&["--at", "mycelium:[400::1]", "--plain", "--secret", "hero"], 0);
-    let said = stdout(&place.asked(&["runner", "drain", "4"], 0));
-    assert_eq!(said, "runner 4 is sent no new jobs; what it has accepted ends there\n");
-    place.asked(&["runner", "drain", "4", "--resume"], 0);
+    let printed = stdout(&place.run_command(&["runner", "drain", "4"], 0));
+    assert_eq!(printed, "runner 4 is sent no new jobs; what it has accepted ends there\n");
+    place.run_command(&["runner", "drain", "4", "--resume"], 0);
     assert_eq!(place.document(&["runner", "delete", "4"], 0)["runner"]["id"], 4);
     assert_eq!(
         place.calls(),
@@ -125,29 +127,29 @@ fn a_runner_is_changed_in_part_drained_and_deleted() {
 #[test]
 fn runners_are_watched_over_a_break() {
     let place = CommandFixture::new(CoordinatorScript::Wait);
-    let said = stdout(&place.asked(&["runner", "watch"], 0));
-    assert_eq!(said, "runner 4 at grpc://there:1 lives: 0 instances, 0 queued\nrunner 4 was deleted\n");
+    let printed = stdout(&place.run_command(&["runner", "watch"], 0));
+    assert_eq!(printed, "runner 4 at grpc://there:1 lives: 0 instances, 0 queued\nrunner 4 was deleted\n");
     assert_eq!(place.calls(), ["watch 1 ", "watch 1 7.1-00"]);
-    let said = stdout(&place.asked(&["runner", "watch", "--from", "7.1-00", "--output", "json"], 0));
-    assert_eq!(said, "{\"removed\":{\"runnerId\":4},\"resumePosition\":\"8.1-00\"}\n");
-    let once = stdout(&place.asked(&["runner", "watch", "--once"], 0));
+    let printed = stdout(&place.run_command(&["runner", "watch", "--from", "7.1-00", "--output", "json"], 0));
+    assert_eq!(printed, "{\"removed\":{\"runnerId\":4},\"resumePosition\":\"8.1-00\"}\n");
+    let once = stdout(&place.run_command(&["runner", "watch", "--once"], 0));
     assert_eq!(once.lines().count(), 1);
 }
 
 #[test]
 fn all_flows_are_watched_over_a_break() {
     let place = CommandFixture::new(CoordinatorScript::Wait);
-    let said = stdout(&place.asked(&["flow", "watch", "--all", "--name", "f", "--caller", "1"], 0));
+    let printed = stdout(&place.run_command(&["flow", "watch", "--all", "--name", "f", "--caller", "1"], 0));
     let at = "2025-11-21 01:53:20 UTC flow 5 f of actor 1";
-    assert_eq!(said, format!("{at}: running\n{at}: completed\nflow 5 was deleted\n"));
-    let asked =
+    assert_eq!(printed, format!("{at}: running\n{at}: completed\nflow 5 was deleted\n"));
+    let expected_calls =
         ["watch 1 1 f FLOW_SNAPSHOT_OPEN ", "watch 1 1 f FLOW_SNAPSHOT_OPEN 7.1-00"].map(str::to_owned);
-    assert_eq!(place.calls(), asked);
+    assert_eq!(place.calls(), expected_calls);
     let from = ["flow", "watch", "--all", "--from", "7.1-00", "--output", "json"];
-    let said = stdout(&place.asked(&from, 0));
+    let printed = stdout(&place.run_command(&from, 0));
     let last = "{\"removed\":{\"flowId\":5},\"resumePosition\":\"9.1-00\"}";
-    assert_eq!((said.lines().count(), said.lines().last()), (2, Some(last)));
-    let once = stdout(&place.asked(&["flow", "watch", "--all", "--ended", "--once"], 0));
+    assert_eq!((printed.lines().count(), printed.lines().last()), (2, Some(last)));
+    let once = stdout(&place.run_command(&["flow", "watch", "--all", "--ended", "--once"], 0));
     assert_eq!(once.lines().count(), 1);
     assert_eq!(place.calls().last().map(String::as_str), Some("watch 1 0  FLOW_SNAPSHOT_UNSPECIFIED "));
 }
@@ -163,7 +165,7 @@ fn one_flow_or_all_are_watched() {
         &["flow", "watch", "--all", "--once", "--from", "7.1-00"],
         &["flow", "watch", "--all", "--name", &long],
     ] {
-        place.asked(wrong, 2);
+        place.run_command(wrong, 2);
     }
     assert!(place.calls().is_empty());
 }

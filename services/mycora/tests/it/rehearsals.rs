@@ -10,10 +10,10 @@ fn example(file: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../libs").join(file)
 }
 
-fn asked(home: &Path, arguments: &[&str], code: i32) -> Output {
+fn run_command(home: &Path, arguments: &[&str], code: i32) -> Output {
     let output = run(home, arguments);
-    let said = format!("{}{}", stdout(&output), stderr(&output));
-    assert_eq!(output.status.code(), Some(code), "{arguments:?}: {said}");
+    let printed = format!("{}{}", stdout(&output), stderr(&output));
+    assert_eq!(output.status.code(), Some(code), "{arguments:?}: {printed}");
     output
 }
 
@@ -36,21 +36,25 @@ fn what_a_nats_server_has_to_allow_is_printed_for_the_tenants_of_a_file() {
     let home = home();
     std::fs::write(home.path().join("t.yaml"), "acme: { context: 1 }\nother: { context: 2 }\n")
         .expect("written");
-    let said =
-        stdout(&asked(home.path(), &["saga", "server", "--nats-permissions", "--tenants", "t.yaml"], 0));
+    let printed = stdout(&run_command(
+        home.path(),
+        &["saga", "server", "--nats-permissions", "--tenants", "t.yaml"],
+        0,
+    ));
     for line in [
         "      user: \"mycora-saga\", password: $MYCORA_NATS_MYCORA_SAGA\n",
         "          \"tenant.*.workflow_event.*.*\"\n",
         "          \"tenant.other.aggregate.*.*\"\n",
     ] {
-        assert!(said.contains(line), "{line}: {said}");
+        assert!(printed.contains(line), "{line}: {printed}");
     }
-    let single = stdout(&asked(home.path(), &["saga", "server", "--nats-permissions"], 0));
+    let single = stdout(&run_command(home.path(), &["saga", "server", "--nats-permissions"], 0));
     assert!(single.contains("\"aggregate.*.*\"") && !single.contains("tenant"), "{single}");
     std::fs::write(home.path().join("t.yaml"), "acme: { contxt: 1 }\n").expect("written");
-    let refused = asked(home.path(), &["saga", "server", "--nats-permissions", "--tenants", "t.yaml"], 2);
+    let refused =
+        run_command(home.path(), &["saga", "server", "--nats-permissions", "--tenants", "t.yaml"], 2);
     assert!(stderr(&refused).contains("t.yaml:1:"), "{}", stderr(&refused));
-    asked(home.path(), &["saga", "server", "--tenants", "t.yaml"], 2);
+    run_command(home.path(), &["saga", "server", "--tenants", "t.yaml"], 2);
 }
 
 #[test]
@@ -58,22 +62,22 @@ fn the_example_is_rehearsed_exhaustively() {
     let home = home();
     let file = example("rehearsal/tests/it/order-fulfilment.test.yaml");
     let file = file.to_str().expect("a text");
-    let said = stdout(&asked(home.path(), &["saga", "test", file, "--exhaustive"], 0));
-    assert!(said.starts_with("ok      shipped: completed after "), "{said}");
-    let last = said.lines().last().expect("a line");
+    let printed = stdout(&run_command(home.path(), &["saga", "test", file, "--exhaustive"], 0));
+    assert!(printed.starts_with("ok      shipped: completed after "), "{printed}");
+    let last = printed.lines().last().expect("a line");
     assert!(
         last.starts_with("13 scenarios, 0 failed; ") && last.ends_with(" variations, 0 failed"),
-        "{said}"
+        "{printed}"
     );
-    let said = stdout(&asked(home.path(), &["saga", "test", file], 0));
-    assert_eq!(said.lines().last(), Some("13 scenarios, 0 failed"), "{said}");
+    let printed = stdout(&run_command(home.path(), &["saga", "test", file], 0));
+    assert_eq!(printed.lines().last(), Some("13 scenarios, 0 failed"), "{printed}");
 }
 
 #[test]
 fn a_scenario_that_fails_is_told_with_its_story() {
     let home = folder("reason: not paid within 30 minutes", "reason: not paid in an hour");
-    let output = asked(home.path(), &["saga", "test", "order.test.yaml"], 1);
-    let said = stdout(&output);
+    let output = run_command(home.path(), &["saga", "test", "order.test.yaml"], 1);
+    let printed = stdout(&output);
     for line in [
         "FAILED  not paid in time: compensated after 1803s\n",
         "        reason: expected not paid in an hour, found not paid within 30 minutes\n",
@@ -82,9 +86,9 @@ fn a_scenario_that_fails_is_told_with_its_story() {
         "                    -> undo payment-release {\"reference\":\"order-o-1\"}\n",
         "\n13 scenarios, 1 failed\n",
     ] {
-        assert!(said.contains(line), "{line}: {said}");
+        assert!(printed.contains(line), "{line}: {printed}");
     }
-    let output = asked(home.path(), &["--output", "json", "saga", "test", "order.test.yaml"], 1);
+    let output = run_command(home.path(), &["--output", "json", "saga", "test", "order.test.yaml"], 1);
     let document: serde_json::Value = serde_json::from_slice(&output.stdout).expect("one document");
     assert_eq!(
         (&document["passed"], &document["files"][0]["file"]),
@@ -105,27 +109,32 @@ fn a_variation_that_fails_is_told_with_its_story() {
                     aggregate: Payment, data: { amount_cents: 1 } }]\n    answers: [{ effect: payment-reserve, fail: declined }]\n    \
                     expect: { status: completed }\n";
     std::fs::write(home.path().join("careless.test.yaml"), careless).expect("written");
-    let said = stdout(&asked(home.path(), &["saga", "test", "careless.test.yaml", "--exhaustive"], 0));
-    assert!(said.contains("ok      declined"), "{said}");
+    let printed =
+        stdout(&run_command(home.path(), &["saga", "test", "careless.test.yaml", "--exhaustive"], 0));
+    assert!(printed.contains("ok      declined"), "{printed}");
     let kept = careless.replace("fail: declined", "succeed: { payment_id: 7 }");
     std::fs::write(home.path().join("careless.test.yaml"), kept).expect("written");
-    let said = stdout(&asked(home.path(), &["saga", "test", "careless.test.yaml", "--exhaustive"], 1));
-    assert!(said.contains("a fault parks the instance: KIND: `state.payment_id` is optional text"), "{said}");
+    let printed =
+        stdout(&run_command(home.path(), &["saga", "test", "careless.test.yaml", "--exhaustive"], 1));
+    assert!(
+        printed.contains("a fault parks the instance: KIND: `state.payment_id` is optional text"),
+        "{printed}"
+    );
 }
 
 #[test]
 fn a_wrong_scenario_file_is_told_of_with_its_places() {
     let home = folder("step: receipt", "step: receit");
-    let said = stderr(&asked(home.path(), &["saga", "test", "order.test.yaml"], 2));
-    assert!(said.starts_with("order.test.yaml:19:13: "), "{said}");
-    assert!(said.contains("no step `receit`; did you mean `receipt`?"), "{said}");
+    let printed = stderr(&run_command(home.path(), &["saga", "test", "order.test.yaml"], 2));
+    assert!(printed.starts_with("order.test.yaml:19:13: "), "{printed}");
+    assert!(printed.contains("no step `receit`; did you mean `receipt`?"), "{printed}");
     let home = folder("kind: SagaTest\n", "kind: SagaTest\n");
     std::fs::remove_file(home.path().join("order.yaml")).expect("removed");
-    let said = stderr(&asked(home.path(), &["saga", "test", "order.test.yaml"], 2));
-    assert!(said.contains("order.test.yaml:3:13: `order.yaml` cannot be read"), "{said}");
-    let said = stderr(&asked(home.path(), &["saga", "test", "none.yaml"], 2));
-    assert!(said.contains("none.yaml: `none.yaml` cannot be read"), "{said}");
-    asked(home.path(), &["saga", "test"], 2);
+    let printed = stderr(&run_command(home.path(), &["saga", "test", "order.test.yaml"], 2));
+    assert!(printed.contains("order.test.yaml:3:13: `order.yaml` cannot be read"), "{printed}");
+    let printed = stderr(&run_command(home.path(), &["saga", "test", "none.yaml"], 2));
+    assert!(printed.contains("none.yaml: `none.yaml` cannot be read"), "{printed}");
+    run_command(home.path(), &["saga", "test"], 2);
 }
 
 const CANCELLED: &str = include_str!("../../../../libs/rehearsal/tests/journals/cancelled.json");
@@ -140,9 +149,10 @@ fn journals_lead_to_the_bytes_that_they_led_to() {
         (TIMED_OUT, 6, "ea750937c1a184f2396c4aaae97ad27a2a2dc3d46cccb2cd5c10ac0076e06ce4"),
     ] {
         std::fs::write(home.path().join("journal.json"), journal).expect("written");
-        let said = stdout(&asked(home.path(), &["saga", "replay-verify", "journal.json"], 0));
-        assert!(said.contains(&format!(": the same, {rows} rows, chain {chain}")), "{said}");
-        let output = asked(home.path(), &["--output", "json", "saga", "replay-verify", "journal.json"], 0);
+        let printed = stdout(&run_command(home.path(), &["saga", "replay-verify", "journal.json"], 0));
+        assert!(printed.contains(&format!(": the same, {rows} rows, chain {chain}")), "{printed}");
+        let output =
+            run_command(home.path(), &["--output", "json", "saga", "replay-verify", "journal.json"], 0);
         let document: serde_json::Value = serde_json::from_slice(&output.stdout).expect("one document");
         assert_eq!((&document["same"], &document["chain_hash"]), (&true.into(), &chain.into()));
     }
@@ -151,7 +161,7 @@ fn journals_lead_to_the_bytes_that_they_led_to() {
 #[test]
 fn a_difference_is_named_with_its_row() {
     let home = home();
-    let row = |said: &str| format!("order-fulfilment/o-2: revision {said}");
+    let row = |what: &str| format!("order-fulfilment/o-2: revision {what}");
     for (from, to, code, expected) in [
         // A hash, the content of an input, what followed, when.
         ("\"chainHash\": \"fd92", "\"chainHash\": \"fd93", 1, row("5 differs: the instance behind it")),
@@ -199,11 +209,11 @@ fn a_difference_is_named_with_its_row() {
     ] {
         assert!(TIMED_OUT.contains(from), "{from}");
         std::fs::write(home.path().join("journal.json"), TIMED_OUT.replacen(from, to, 1)).expect("written");
-        let output = asked(home.path(), &["saga", "replay-verify", "journal.json"], code);
-        let said = format!("{}{}", stdout(&output), stderr(&output));
-        assert!(said.contains(&expected), "{to}: {said}");
+        let output = run_command(home.path(), &["saga", "replay-verify", "journal.json"], code);
+        let printed = format!("{}{}", stdout(&output), stderr(&output));
+        assert!(printed.contains(&expected), "{to}: {printed}");
     }
-    asked(home.path(), &["saga", "replay-verify", "none.json"], 2);
+    run_command(home.path(), &["saga", "replay-verify", "none.json"], 2);
 }
 
 /// The page for people who are woken at night: each of its commands is understood as it stands there.
@@ -227,8 +237,8 @@ fn commands_of_the_page_are_understood() {
     let lines: Vec<_> = text.split('`').skip(1).step_by(2).filter(is_command).collect();
     assert!(lines.len() > 14, "{lines:?}");
     for line in lines {
-        let words = line.split_whitespace().map(value);
-        let read = mycora_cli::cli::command().try_get_matches_from(words);
+        let arguments = line.split_whitespace().map(value);
+        let read = mycora_cli::cli::command().try_get_matches_from(arguments);
         // Help goes to standard output, and is no mistake.
         let mistake = read.err().filter(clap::Error::use_stderr);
         assert!(mistake.is_none(), "{line}: {}", mistake.map(|error| error.to_string()).unwrap_or_default());

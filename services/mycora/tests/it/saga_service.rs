@@ -41,16 +41,16 @@ impl SagaSuiteFixture {
         suite
     }
 
-    pub(crate) fn asked(&self, arguments: &[&str], code: i32) -> (String, String) {
+    pub(crate) fn run_command(&self, arguments: &[&str], code: i32) -> (String, String) {
         let arguments = [&["saga"][..], arguments, &["--config", ".mycora/client.toml"]].concat();
         let output = self.0.mycora(&arguments);
-        let said = (stdout(&output), stderr(&output));
-        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {said:?}");
-        said
+        let outputs = (stdout(&output), stderr(&output));
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {outputs:?}");
+        outputs
     }
 
     pub(crate) fn text(&self, arguments: &[&str]) -> String {
-        self.asked(arguments, 0).0
+        self.run_command(arguments, 0).0
     }
 
     pub(crate) fn document(&self, arguments: &[&str]) -> Value {
@@ -68,7 +68,7 @@ impl SagaSuiteFixture {
 #[test]
 fn an_instance_is_started_looked_at_and_ended() {
     let suite = SagaSuiteFixture::start();
-    suite.asked(&["list"], 0);
+    suite.run_command(&["list"], 0);
     assert_eq!(
         suite.text(&["validate", "approval.yaml", "--remote"]),
         suite.text(&["validate", "approval.yaml"])
@@ -88,7 +88,7 @@ fn an_instance_is_started_looked_at_and_ended() {
         "{shown}"
     );
     assert_eq!(shown["stateJson"], r#"{"by":null,"subject":"a-1"}"#);
-    let (_, there) = suite.asked(&["start", "approval", "a-1", "--data", r#"{"subject": "a-1"}"#], 1);
+    let (_, there) = suite.run_command(&["start", "approval", "a-1", "--data", r#"{"subject": "a-1"}"#], 1);
     assert!(there.contains("`mycora saga show SAGA CORRELATION`"), "{there}");
     let timers = suite.text(&["timers", "approval"]);
     assert!(timers.contains("too-late") && timers.contains("in 59 min"), "{timers}");
@@ -112,7 +112,7 @@ fn an_instance_is_started_looked_at_and_ended() {
     assert!(rows[1].contains("send Approved") && rows[1].contains("completed"), "{timeline}");
     let journal = suite.text(&["timeline", "approval", "a-1", "--journal"]);
     std::fs::write(suite.0.dir.path().join("a-1.json"), journal).expect("written");
-    suite.asked(&["replay-verify", "a-1.json"], 0);
+    suite.run_command(&["replay-verify", "a-1.json"], 0);
 }
 
 #[test]
@@ -122,7 +122,7 @@ fn an_instance_is_steered_by_hand() {
     suite.start_instance("b-1");
     let paused = suite.text(&["pause", "approval", "b-1"]);
     assert!(paused.contains("running at wait, paused"), "{paused}");
-    let (_, again) = suite.asked(&["pause", "approval", "b-1"], 1);
+    let (_, again) = suite.run_command(&["pause", "approval", "b-1"], 1);
     assert!(again.contains("`mycora saga resume`"), "{again}");
     let held = suite.text(&["send", "approval", "b-1", "Approved", "--data", r#"{"by": "ann"}"#]);
     assert!(held.contains("request      held back"), "{held}");
@@ -132,23 +132,23 @@ fn an_instance_is_steered_by_hand() {
     assert!(dry.contains("dry run      nothing was changed") && dry.contains("compensated"), "{dry}");
     let shown = suite.document(&["show", "approval", "b-2"]);
     assert_eq!(shown["saga"]["status"], "SAGA_STATUS_RUNNING", "{shown}");
-    let (_, other) = suite.asked(&[&cancel[..], &["--expect-revision", "7"]].concat(), 1);
+    let (_, other) = suite.run_command(&[&cancel[..], &["--expect-revision", "7"]].concat(), 1);
     assert!(other.contains("revision"), "{other}");
-    let (told, _) = suite.asked(&[&cancel[..], &["--watch"]].concat(), 1);
-    assert!(told.contains("compensated") && told.contains("a test"), "{told}");
+    let (printed, _) = suite.run_command(&[&cancel[..], &["--watch"]].concat(), 1);
+    assert!(printed.contains("compensated") && printed.contains("a test"), "{printed}");
 
-    suite.asked(&["kill", "approval", "b-1", "--reason", "over"], 2);
+    suite.run_command(&["kill", "approval", "b-1", "--reason", "over"], 2);
     let killed = suite.document(&["kill", "approval", "b-1", "--reason", "over", "--yes"]);
     assert_eq!(killed["change"]["saga"]["status"], "SAGA_STATUS_KILLED", "{killed}");
-    let (_, ended) = suite.asked(&["send", "approval", "b-1", "Approved"], 1);
+    let (_, ended) = suite.run_command(&["send", "approval", "b-1", "Approved"], 1);
     assert!(!ended.is_empty());
-    let (_, nobody) = suite.asked(&["show", "approval", "b-3"], 1);
+    let (_, nobody) = suite.run_command(&["show", "approval", "b-3"], 1);
     assert!(nobody.contains("b-3"), "{nobody}");
-    let (_, foreign) = suite.asked(&["list", "--tenant", "acme"], 1);
+    let (_, foreign) = suite.run_command(&["list", "--tenant", "acme"], 1);
     assert!(foreign.contains("tenant acme"), "{foreign}");
     let snapshot = suite.text(&["watch", "--once", "--ended", "--output", "json"]);
     assert!(snapshot.lines().any(|line| line.contains("SAGA_STATUS_KILLED")), "{snapshot}");
     suite.text(&["retire", "approval"]);
-    let (_, retired) = suite.asked(&["start", "approval", "b-4"], 1);
+    let (_, retired) = suite.run_command(&["start", "approval", "b-4"], 1);
     assert!(retired.contains("approval"), "{retired}");
 }

@@ -20,21 +20,21 @@ fn calls(place: &CommandFixture, method: &str) -> Vec<String> {
 }
 
 /// Words of a line as a shell reads them, up to where it hands something on.
-fn words(line: &str) -> Vec<String> {
-    let (mut words, mut word, mut quoted) = (Vec::new(), None::<String>, false);
+fn split_arguments(line: &str) -> Vec<String> {
+    let (mut arguments, mut argument, mut quoted) = (Vec::new(), None::<String>, false);
     for c in line.chars() {
         match (c, quoted) {
             ('\'', _) => {
                 quoted = !quoted;
-                word.get_or_insert_default();
+                argument.get_or_insert_default();
             }
             ('|' | '>', false) => break,
-            (' ', false) => words.extend(word.take()),
-            (c, _) => word.get_or_insert_default().push(c),
+            (' ', false) => arguments.extend(argument.take()),
+            (c, _) => argument.get_or_insert_default().push(c),
         }
     }
-    words.extend(word);
-    words
+    arguments.extend(argument);
+    arguments
 }
 
 #[test]
@@ -50,7 +50,7 @@ fn examples_are_as_they_can_be_typed() {
                 .trim()
                 .rsplit_once("| mycora")
                 .map_or(line.trim().to_owned(), |(_, rest)| format!("mycora{rest}"));
-            let understood = cli::command().try_get_matches_from(words(&line));
+            let understood = cli::command().try_get_matches_from(split_arguments(&line));
             assert!(understood.is_ok(), "{line}: {}", understood.expect_err("just looked"));
             tried += 1;
         }
@@ -61,32 +61,35 @@ fn examples_are_as_they_can_be_typed() {
 #[test]
 fn the_tenant_is_the_context_unless_something_else_says_it() {
     let place = CommandFixture::new(CoordinatorScript::Wait);
-    place.asked(&["saga", "explain", "order", "o-1"], 0);
-    let asked = calls(&place, "explain_saga");
-    assert!(asked[0].contains("tenant_id: \"1\""), "{asked:?}");
-    place.asked(&["--context", "7", "saga", "explain", "order", "o-1"], 0);
-    place.asked(&["saga", "explain", "order", "o-1", "--tenant", "acme"], 0);
-    let asked = calls(&place, "explain_saga");
-    assert!(asked[1].contains("tenant_id: \"7\"") && asked[2].contains("tenant_id: \"acme\""), "{asked:?}");
+    place.run_command(&["saga", "explain", "order", "o-1"], 0);
+    let requests = calls(&place, "explain_saga");
+    assert!(requests[0].contains("tenant_id: \"1\""), "{requests:?}");
+    place.run_command(&["--context", "7", "saga", "explain", "order", "o-1"], 0);
+    place.run_command(&["saga", "explain", "order", "o-1", "--tenant", "acme"], 0);
+    let requests = calls(&place, "explain_saga");
+    assert!(
+        requests[1].contains("tenant_id: \"7\"") && requests[2].contains("tenant_id: \"acme\""),
+        "{requests:?}"
+    );
     // With an explicit tenant the server is not asked whether it has any.
     assert_eq!(calls(&place, "list_saga_definitions").len(), 2);
-    let refused = place.asked(&["saga", "list", "--tenant", "a.b"], 2);
+    let refused = place.run_command(&["saga", "list", "--tenant", "a.b"], 2);
     assert!(stderr(&refused).contains("the tenant is made of"), "{}", stderr(&refused));
 
     let profile = std::fs::read_to_string(&place.coordinator.profile).expect("a profile");
     std::fs::write(&place.coordinator.profile, format!("tenant = \"shop\"\n{profile}")).expect("written");
-    place.asked(&["saga", "explain", "order", "o-1"], 0);
-    let asked = calls(&place, "explain_saga");
-    assert!(asked[3].contains("tenant_id: \"shop\""), "{asked:?}");
-    let connection = stdout(&place.asked(&["connection"], 0));
+    place.run_command(&["saga", "explain", "order", "o-1"], 0);
+    let requests = calls(&place, "explain_saga");
+    assert!(requests[3].contains("tenant_id: \"shop\""), "{requests:?}");
+    let connection = stdout(&place.run_command(&["connection"], 0));
     let tenant = connection.lines().find(|line| line.starts_with("tenant "));
     assert!(tenant.is_some_and(|line| line.ends_with(" shop")), "{connection}");
 
     let place = CommandFixture::new(CoordinatorScript::NoTenants);
-    assert_eq!(stdout(&place.asked(&["saga", "explain", "order", "o-1"], 0)), "o-1 waits\n");
-    let asked = calls(&place, "explain_saga");
-    assert!(asked[0].contains("tenant_id: \"\""), "{asked:?}");
-    let refused = place.asked(&["saga", "explain", "order", "o-1", "--tenant", "acme"], 2);
+    assert_eq!(stdout(&place.run_command(&["saga", "explain", "order", "o-1"], 0)), "o-1 waits\n");
+    let requests = calls(&place, "explain_saga");
+    assert!(requests[0].contains("tenant_id: \"\""), "{requests:?}");
+    let refused = place.run_command(&["saga", "explain", "order", "o-1", "--tenant", "acme"], 2);
     assert_eq!(stderr(&refused), "tenant_id: this server has no tenants: leave it empty\n");
 }
 
@@ -94,36 +97,36 @@ fn the_tenant_is_the_context_unless_something_else_says_it() {
 fn a_start_tells_what_followed_and_can_be_repeated() {
     let place = CommandFixture::new(CoordinatorScript::Wait);
     let start = |correlation| ["saga", "start", "order", correlation, "--request-id", REQUEST];
-    let said = stdout(&place.asked(&start("o-1"), 0));
-    assert!(said.contains("status       running at reserve\n") && said.contains(REQUEST), "{said}");
+    let printed = stdout(&place.run_command(&start("o-1"), 0));
+    assert!(printed.contains("status       running at reserve\n") && printed.contains(REQUEST), "{printed}");
     let document = place.document(&[&start("o-1")[..], &["--data", r#"{"a": 1.50}"#]].concat(), 0);
     assert_eq!(document["change"]["saga"]["status"], "SAGA_STATUS_RUNNING");
-    let asked = calls(&place, "start_saga");
-    assert!(asked[1].contains(r#"data_json: "{\"a\": 1.50}""#), "{asked:?}");
+    let requests = calls(&place, "start_saga");
+    assert!(requests[1].contains(r#"data_json: "{\"a\": 1.50}""#), "{requests:?}");
 
     // A lost answer is requested again, under the same id.
-    place.asked(&["saga", "start", "order", "lost"], 0);
-    let ids = place.coordinator.asked(|asked| asked.request_ids.clone());
+    place.run_command(&["saga", "start", "order", "lost"], 0);
+    let ids = place.coordinator.recorded(|recorded| recorded.request_ids.clone());
     assert_eq!(ids.len(), 4);
     assert_eq!(ids[2], ids[3]);
 
     // One exceeded deadline ends the call, and the hint is shown.
-    let late = stderr(&place.asked(&start("late"), 3));
+    let late = stderr(&place.run_command(&start("late"), 3));
     assert!(late.contains("does not answer") && late.contains(&format!("--request-id {REQUEST} ")), "{late}");
     assert!(late.contains("`mycora saga lanes`") && !late.contains("mycora up"), "{late}");
-    let asked = calls(&place, "start_saga");
-    assert_eq!(asked.iter().filter(|asked| asked.contains("\"late\"")).count(), 1, "{asked:?}");
-    let there = stderr(&place.asked(&start("there"), 1));
+    let requests = calls(&place, "start_saga");
+    assert_eq!(requests.iter().filter(|requests| requests.contains("\"late\"")).count(), 1, "{requests:?}");
+    let there = stderr(&place.run_command(&start("there"), 1));
     assert!(there.ends_with("`mycora saga show SAGA CORRELATION` shows it\n"), "{there}");
-    for (arguments, told) in [
+    for (arguments, expected) in [
         (&["saga", "start", "order", "o-1", "--data", "{"][..], "--data: is no JSON: "),
         (&["saga", "start", "or_der", "o-1"], "the name of a saga is made of"),
         (&["saga", "start", "order", ""], "the correlation must not be empty"),
         (&["saga", "start", "order", "o-1", "--data-file", "none"], "none: cannot be read"),
         (&["saga", "start", "order", "o-1", "--request-id", "7"], "a UUID is needed"),
     ] {
-        let said = stderr(&place.asked(arguments, 2));
-        assert!(said.contains(told), "{arguments:?}: {said}");
+        let printed = stderr(&place.run_command(arguments, 2));
+        assert!(printed.contains(expected), "{arguments:?}: {printed}");
     }
 }
 
@@ -131,55 +134,56 @@ fn a_start_tells_what_followed_and_can_be_repeated() {
 fn verbs_carry_what_is_asked_of_them() {
     let place = CommandFixture::new(CoordinatorScript::Wait);
     let kill = ["saga", "kill", "order", "o-1", "--reason", "over"];
-    let said = stderr(&place.asked(&kill, 2));
-    assert!(said.contains("confirm with --yes, or look with --dry-run"), "{said}");
+    let printed = stderr(&place.run_command(&kill, 2));
+    assert!(printed.contains("confirm with --yes, or look with --dry-run"), "{printed}");
     assert_eq!(calls(&place, "kill_saga").len(), 0);
-    let said = stdout(&place.asked(&[&kill[..], &["--dry-run", "--expect-revision", "4"]].concat(), 0));
-    assert!(said.contains("dry run      nothing was changed"), "{said}");
-    place.asked(&[&kill[..], &["--yes"]].concat(), 0);
-    let asked = calls(&place, "kill_saga");
-    assert!(asked[0].contains("expected_revision: 4, dry_run: true, reason: \"over\""), "{asked:?}");
-    assert!(asked[1].contains("expected_revision: 0, dry_run: false"), "{asked:?}");
+    let printed =
+        stdout(&place.run_command(&[&kill[..], &["--dry-run", "--expect-revision", "4"]].concat(), 0));
+    assert!(printed.contains("dry run      nothing was changed"), "{printed}");
+    place.run_command(&[&kill[..], &["--yes"]].concat(), 0);
+    let requests = calls(&place, "kill_saga");
+    assert!(requests[0].contains("expected_revision: 4, dry_run: true, reason: \"over\""), "{requests:?}");
+    assert!(requests[1].contains("expected_revision: 0, dry_run: false"), "{requests:?}");
 
-    let said = stderr(&place.asked(&["saga", "cancel", "order", "o-1"], 2));
-    assert!(said.contains("--reason"), "{said}");
+    let printed = stderr(&place.run_command(&["saga", "cancel", "order", "o-1"], 2));
+    assert!(printed.contains("--reason"), "{printed}");
     for verb in ["pause", "skip-step", "complete", "migrate"] {
-        place.asked(&["saga", verb, "order", "o-1"], 0);
+        place.run_command(&["saga", verb, "order", "o-1"], 0);
     }
-    let refused = stderr(&place.asked(&["saga", "resume", "order", "o-1"], 1));
+    let refused = stderr(&place.run_command(&["saga", "resume", "order", "o-1"], 1));
     assert_eq!(refused, "the instance o-1 of order is not paused\n");
-    let parked = stderr(&place.asked(&["saga", "retry-step", "order", "o-1"], 1));
+    let parked = stderr(&place.run_command(&["saga", "retry-step", "order", "o-1"], 1));
     assert!(parked.contains("`mycora saga letters list"), "{parked}");
-    place.asked(&["saga", "skip-step", "order", "o-1", "--result", "7"], 0);
-    let asked = calls(&place, "skip_saga_step");
-    assert!(asked[1].contains("result_json: \"7\""), "{asked:?}");
+    place.run_command(&["saga", "skip-step", "order", "o-1", "--result", "7"], 0);
+    let requests = calls(&place, "skip_saga_step");
+    assert!(requests[1].contains("result_json: \"7\""), "{requests:?}");
 }
 
 #[test]
 fn a_watch_goes_on_until_its_instance_has_ended() {
     let place = CommandFixture::new(CoordinatorScript::Wait);
-    let said = stdout(&place.asked(&["saga", "watch", "order", "o-1"], 0));
-    let lines: Vec<_> = said.lines().take(2).collect();
-    assert!(lines[0].ends_with("saga order o-1: running at ship"), "{said}");
-    assert!(lines[1].ends_with("saga order o-1: completed at receipt"), "{said}");
-    assert!(said.contains("\nstate\n{\n  \"a\": 1\n}\n") && !said.contains("never"), "{said}");
-    assert_eq!(place.coordinator.asked(|asked| asked.resumed_from.clone()), ["", "4"]);
+    let printed = stdout(&place.run_command(&["saga", "watch", "order", "o-1"], 0));
+    let lines: Vec<_> = printed.lines().take(2).collect();
+    assert!(lines[0].ends_with("saga order o-1: running at ship"), "{printed}");
+    assert!(lines[1].ends_with("saga order o-1: completed at receipt"), "{printed}");
+    assert!(printed.contains("\nstate\n{\n  \"a\": 1\n}\n") && !printed.contains("never"), "{printed}");
+    assert_eq!(place.coordinator.recorded(|recorded| recorded.resumed_from.clone()), ["", "4"]);
 
-    let said = stdout(&place.asked(&["saga", "watch", "order", "o-2", "--output", "json"], 1));
+    let printed = stdout(&place.run_command(&["saga", "watch", "order", "o-2", "--output", "json"], 1));
     let last: serde_json::Value =
-        serde_json::from_str(said.lines().last().expect("lines")).expect("a document");
+        serde_json::from_str(printed.lines().last().expect("lines")).expect("a document");
     assert_eq!(last["saga"]["status"], "SAGA_STATUS_COMPENSATED");
-    let said = stderr(&place.asked(&["saga", "watch", "order", "none"], 1));
-    assert!(said.starts_with("the instance none of order was not found"), "{said}");
+    let printed = stderr(&place.run_command(&["saga", "watch", "order", "none"], 1));
+    assert!(printed.starts_with("the instance none of order was not found"), "{printed}");
 
-    place.asked(&["saga", "watch", "--once"], 0);
-    place.asked(&["saga", "watch", "order", "--once", "--ended"], 0);
-    let asked = calls(&place, "watch_sagas");
-    let [.., open, all] = asked.as_slice() else { panic!("{asked:?}") };
+    place.run_command(&["saga", "watch", "--once"], 0);
+    place.run_command(&["saga", "watch", "order", "--once", "--ended"], 0);
+    let requests = calls(&place, "watch_sagas");
+    let [.., open, all] = requests.as_slice() else { panic!("{requests:?}") };
     assert!(open.contains("saga: \"\"") && open.contains("snapshot: Open"), "{open}");
     assert!(all.contains("saga: \"order\"") && all.contains("snapshot: Unspecified"), "{all}");
-    place.asked(&["saga", "start", "order", "o-2", "--watch"], 1);
-    place.asked(&["saga", "cancel", "order", "o-1", "--reason", "x", "--watch"], 0);
+    place.run_command(&["saga", "start", "order", "o-2", "--watch"], 1);
+    place.run_command(&["saga", "cancel", "order", "o-1", "--reason", "x", "--watch"], 0);
 }
 
 #[test]
@@ -187,13 +191,16 @@ fn lists_follow_their_pages() {
     let place = CommandFixture::new(CoordinatorScript::Wait);
     let document = place.document(&["saga", "list", "--status", "stuck", "--blocked", "--here-for", "2h"], 0);
     assert_eq!(document["sagas"].as_array().map(Vec::len), Some(2));
-    let asked = calls(&place, "list_sagas");
-    assert_eq!(asked.len(), 3);
-    assert!(asked[0].contains("statuses: [Stuck]") && asked[0].contains("blocked: true"), "{asked:?}");
-    let output = place.asked(&["saga", "list", "--limit", "1"], 0);
+    let requests = calls(&place, "list_sagas");
+    assert_eq!(requests.len(), 3);
+    assert!(
+        requests[0].contains("statuses: [Stuck]") && requests[0].contains("blocked: true"),
+        "{requests:?}"
+    );
+    let output = place.run_command(&["saga", "list", "--limit", "1"], 0);
     assert!(stdout(&output).contains("order  o-1          running  ship"), "{}", stdout(&output));
     assert_eq!(stderr(&output), "there are more than 1; ask for them with --limit\n");
-    for (arguments, told) in [
+    for (arguments, expected) in [
         (&["saga", "timers", "order", "--within", "1h"][..], "no such timer is set\n"),
         (
             &["saga", "definitions"],
@@ -203,14 +210,14 @@ fn lists_follow_their_pages() {
         (&["saga", "letters", "list", "order"], "there are no such dead letters\n"),
         (&["saga", "lanes"], "there are no such lanes; each saga and effect in force has some\n"),
     ] {
-        assert_eq!(stderr(&place.asked(arguments, 0)), told);
+        assert_eq!(stderr(&place.run_command(arguments, 0)), expected);
     }
 }
 
 #[test]
 fn a_journal_is_all_that_it_takes_to_run_an_instance_again() {
     let place = CommandFixture::new(CoordinatorScript::Wait);
-    let output = place.asked(&["saga", "timeline", "order", "o-1", "--journal"], 0);
+    let output = place.run_command(&["saga", "timeline", "order", "o-1", "--journal"], 0);
     let journal: serde_json::Value = serde_json::from_str(&stdout(&output)).expect("one document");
     let expected = json!({
         "saga": "order",
@@ -220,106 +227,117 @@ fn a_journal_is_all_that_it_takes_to_run_an_instance_again() {
         "entries": [{"revision": "1", "definitionHash": DEFINITION}, {"revision": "2"}],
     });
     assert_eq!(journal, expected);
-    let asked = calls(&place, "get_saga_timeline");
-    assert!(asked.iter().all(|call| call.contains("with_payloads: true")), "{asked:?}");
-    let text = stdout(&place.asked(&["saga", "timeline", "order", "o-1"], 0));
+    let requests = calls(&place, "get_saga_timeline");
+    assert!(requests.iter().all(|call| call.contains("with_payloads: true")), "{requests:?}");
+    let text = stdout(&place.run_command(&["saga", "timeline", "order", "o-1"], 0));
     assert_eq!(text.lines().count(), 3, "{text}");
-    let manifest = stdout(&place.asked(&["saga", "definition", "order", "--manifest"], 0));
+    let manifest = stdout(&place.run_command(&["saga", "definition", "order", "--manifest"], 0));
     assert_eq!(manifest, "{\"kind\": \"Saga\", \"name\": \"order\"}\n");
 }
 
 #[test]
-fn what_became_of_a_call_is_said_by_whoever_knows() {
+fn a_call_is_ended_with_its_token_or_by_an_operator() {
     let place = CommandFixture::new(CoordinatorScript::Wait);
     let token = place.home.path().join("token");
     std::fs::write(&token, "secret-1\n").expect("written");
     std::fs::set_permissions(&token, Permissions::from_mode(0o600)).expect("it is ours");
     let complete = ["saga", "effect", "complete", COMMAND, "--token-file", "token"];
-    let refused = stderr(&place.asked(&[&complete[..], &["--failed", "refused"]].concat(), 3));
+    let refused = stderr(&place.run_command(&[&complete[..], &["--failed", "refused"]].concat(), 3));
     assert_eq!(refused, "not its token\nuse the token that was issued for this call; no other is accepted\n");
-    let asked = calls(&place, "complete_effect");
-    assert!(asked[0].contains("token: \"secret-1\"") && asked[0].contains("code: \"refused\""), "{asked:?}");
-    assert!(stderr(&place.asked(&complete, 2)).contains("--succeeded"));
-    place.asked(&["saga", "effect", "resolve", COMMAND, "--not-done"], 0);
-    place.asked(&["saga", "effect", "resolve", COMMAND, "--succeeded", "--result", "{\"p\": 1}"], 0);
-    let asked = calls(&place, "resolve_effect");
-    assert!(asked[0].contains("NotDone") && asked[1].contains(r#"result_json: "{\"p\": 1}""#), "{asked:?}");
+    let requests = calls(&place, "complete_effect");
+    assert!(
+        requests[0].contains("token: \"secret-1\"") && requests[0].contains("code: \"refused\""),
+        "{requests:?}"
+    );
+    assert!(stderr(&place.run_command(&complete, 2)).contains("--succeeded"));
+    place.run_command(&["saga", "effect", "resolve", COMMAND, "--not-done"], 0);
+    place.run_command(&["saga", "effect", "resolve", COMMAND, "--succeeded", "--result", "{\"p\": 1}"], 0);
+    let requests = calls(&place, "resolve_effect");
+    assert!(
+        requests[0].contains("NotDone") && requests[1].contains(r#"result_json: "{\"p\": 1}""#),
+        "{requests:?}"
+    );
     let both = ["saga", "effect", "resolve", COMMAND, "--not-done", "--succeeded"];
-    assert!(stderr(&place.asked(&both, 2)).contains("cannot be used with"));
+    assert!(stderr(&place.run_command(&both, 2)).contains("cannot be used with"));
     for verb in ["show", "retry", "cancel"] {
-        place.asked(&["saga", "effect", verb, COMMAND], 0);
+        place.run_command(&["saga", "effect", verb, COMMAND], 0);
     }
-    assert!(stderr(&place.asked(&["saga", "effect", "show", "7"], 2)).contains("command id"));
+    assert!(stderr(&place.run_command(&["saga", "effect", "show", "7"], 2)).contains("command id"));
 }
 
 #[test]
 fn letters_are_redriven_and_purged_by_name() {
     let place = CommandFixture::new(CoordinatorScript::Wait);
-    let said = stdout(&place.asked(&["saga", "letters", "redrive", "good"], 0));
-    assert!(said.contains("good    applied"), "{said}");
-    let said = stdout(&place.asked(&["saga", "letters", "redrive", "good", "bad"], 1));
-    assert!(said.contains("bad     failed again, and stays  bad"), "{said}");
-    let said = stderr(&place.asked(&["saga", "letters", "redrive", "a", "b", "--data", "1"], 2));
-    assert_eq!(said, "other data can be given to one letter at a time\n");
-    let said = stderr(&place.asked(&["saga", "letters", "purge", "a"], 2));
-    assert!(said.contains("confirm with --yes"), "{said}");
-    let said = stdout(&place.asked(&["saga", "letters", "purge", "a", "--yes"], 0));
-    assert!(said.starts_with("1 letter is removed, with 2 inputs behind"), "{said}");
+    let printed = stdout(&place.run_command(&["saga", "letters", "redrive", "good"], 0));
+    assert!(printed.contains("good    applied"), "{printed}");
+    let printed = stdout(&place.run_command(&["saga", "letters", "redrive", "good", "bad"], 1));
+    assert!(printed.contains("bad     failed again, and stays  bad"), "{printed}");
+    let printed = stderr(&place.run_command(&["saga", "letters", "redrive", "a", "b", "--data", "1"], 2));
+    assert_eq!(printed, "other data can be given to one letter at a time\n");
+    let printed = stderr(&place.run_command(&["saga", "letters", "purge", "a"], 2));
+    assert!(printed.contains("confirm with --yes"), "{printed}");
+    let printed = stdout(&place.run_command(&["saga", "letters", "purge", "a", "--yes"], 0));
+    assert!(printed.starts_with("1 letter is removed, with 2 inputs behind"), "{printed}");
 }
 
 #[test]
 fn a_replay_is_confirmed_and_tells_differences() {
     let place = CommandFixture::new(CoordinatorScript::Wait);
     let lane = "s:1:order:1";
-    let said = stderr(&place.asked(&["saga", "replay", lane, "--confirm", "s:1:order:0", "--verify"], 2));
-    assert!(said.starts_with("--confirm names another lane"), "{said}");
-    let output = place.asked(&["saga", "replay", lane, "--confirm", lane, "--verify"], 1);
-    let said = stdout(&output);
+    let printed =
+        stderr(&place.run_command(&["saga", "replay", lane, "--confirm", "s:1:order:0", "--verify"], 2));
+    assert!(printed.starts_with("--confirm names another lane"), "{printed}");
+    let output = place.run_command(&["saga", "replay", lane, "--confirm", lane, "--verify"], 1);
+    let printed = stdout(&output);
     assert!(
-        said.starts_with("o-1 differs at revision 3: another state\n2 instances compared: 1 differ"),
-        "{said}"
+        printed.starts_with("o-1 differs at revision 3: another state\n2 instances compared: 1 differ"),
+        "{printed}"
     );
     assert_eq!(stderr(&output), "1 instance compared so far\n");
     let other = "s:1:order:0";
-    place.asked(&["saga", "replay", other, "--confirm", other, "--from", "2h"], 0);
-    let said = stderr(&place.asked(&["saga", "replay", other, "--confirm", other, "--from", "4711"], 2));
-    assert!(said.contains("name it with --source"), "{said}");
-    place.asked(
+    place.run_command(&["saga", "replay", other, "--confirm", other, "--from", "2h"], 0);
+    let printed =
+        stderr(&place.run_command(&["saga", "replay", other, "--confirm", other, "--from", "4711"], 2));
+    assert!(printed.contains("name it with --source"), "{printed}");
+    place.run_command(
         &["saga", "replay", other, "--confirm", other, "--from", "4711", "--source", "aggregate.Order"],
         0,
     );
-    let asked = calls(&place, "replay_lane");
-    assert!(asked[1].contains("Time(") && asked[2].contains("Sequence(4711)"), "{asked:?}");
-    assert_eq!(asked.len(), 3);
+    let requests = calls(&place, "replay_lane");
+    assert!(requests[1].contains("Time(") && requests[2].contains("Sequence(4711)"), "{requests:?}");
+    assert_eq!(requests.len(), 3);
 }
 
 #[test]
 fn the_service_is_drained_as_a_whole_unless_a_tenant_is_named() {
     let place = CommandFixture::new(CoordinatorScript::Wait);
-    let said = stdout(&place.asked(&["saga", "drain", "--deadline", "5m"], 0));
-    assert!(said.starts_with("drained      the service, which ends then\n"), "{said}");
-    place.asked(&["saga", "drain", "--tenant", "acme"], 0);
-    let asked = calls(&place, "drain");
-    assert!(asked[0].contains("tenant_id: \"\", deadline_secs: Some(300)"), "{asked:?}");
-    assert!(asked[1].contains("tenant_id: \"acme\""), "{asked:?}");
+    let printed = stdout(&place.run_command(&["saga", "drain", "--deadline", "5m"], 0));
+    assert!(printed.starts_with("drained      the service, which ends then\n"), "{printed}");
+    place.run_command(&["saga", "drain", "--tenant", "acme"], 0);
+    let requests = calls(&place, "drain");
+    assert!(requests[0].contains("tenant_id: \"\", deadline_secs: Some(300)"), "{requests:?}");
+    assert!(requests[1].contains("tenant_id: \"acme\""), "{requests:?}");
     assert!(
-        stderr(&place.asked(&["saga", "drain", "--tenant", "acme", "--deadline", "5"], 2))
+        stderr(&place.run_command(&["saga", "drain", "--tenant", "acme", "--deadline", "5"], 2))
             .contains("--deadline")
     );
-    let said = stderr(&place.asked(&["saga", "reload", "--dry-run"], 2));
-    assert_eq!(said, "a.yaml: cannot be read\n");
+    let printed = stderr(&place.run_command(&["saga", "reload", "--dry-run"], 2));
+    assert_eq!(printed, "a.yaml: cannot be read\n");
     assert_eq!(place.document(&["saga", "reload", "--dry-run"], 2)["problems"][0]["file"], "a.yaml");
-    assert!(stdout(&place.asked(&["saga", "reload"], 0)).starts_with("everything is as it was\n"));
+    assert!(stdout(&place.run_command(&["saga", "reload"], 0)).starts_with("everything is as it was\n"));
     // A refused reload reports all problems, as a dry run does.
     assert_eq!(
-        stderr(&place.asked(&["saga", "reload", "--tenant", "broken"], 2)),
+        stderr(&place.run_command(&["saga", "reload", "--tenant", "broken"], 2)),
         "a.yaml: cannot be read\n"
     );
-    assert!(stdout(&place.asked(&["saga", "server"], 0)).starts_with("replica   saga-1\n"));
-    place.asked(&["saga", "pause-tenant"], 0);
-    place.asked(&["saga", "resume-tenant", "--tenant", "acme"], 0);
+    assert!(stdout(&place.run_command(&["saga", "server"], 0)).starts_with("replica   saga-1\n"));
+    place.run_command(&["saga", "pause-tenant"], 0);
+    place.run_command(&["saga", "resume-tenant", "--tenant", "acme"], 0);
     assert!(calls(&place, "pause_tenant")[0].contains("tenant_id: \"1\""));
-    assert_eq!(stdout(&place.asked(&["saga", "graph", "order", "--format", "dot"], 0)).lines().count(), 5);
+    assert_eq!(
+        stdout(&place.run_command(&["saga", "graph", "order", "--format", "dot"], 0)).lines().count(),
+        5
+    );
 }
 
 const SAGA: &str = "\
@@ -358,11 +376,11 @@ fn manifests_are_checked_without_a_server_and_by_one() {
 
     let place = CommandFixture::new(CoordinatorScript::Wait);
     std::fs::write(place.home.path().join("order.yaml"), SAGA).expect("written");
-    let said = stderr(&place.asked(&["saga", "validate", "order.yaml", "--remote"], 2));
-    assert_eq!(said, "order.yaml:3:7: the effect `mail` is not for this tenant\n");
-    let said = stdout(&place.asked(&["saga", "apply", "order.yaml", "--request-id", REQUEST], 0));
-    assert!(said.starts_with("the saga `order`, version 1 ") && said.contains(REQUEST), "{said}");
-    let asked = calls(&place, "apply_saga");
-    assert!(asked[0].contains("kind: Saga\\nname: order"), "{asked:?}");
-    place.asked(&["saga", "retire", "order", "--expect-version", "1"], 0);
+    let printed = stderr(&place.run_command(&["saga", "validate", "order.yaml", "--remote"], 2));
+    assert_eq!(printed, "order.yaml:3:7: the effect `mail` is not for this tenant\n");
+    let printed = stdout(&place.run_command(&["saga", "apply", "order.yaml", "--request-id", REQUEST], 0));
+    assert!(printed.starts_with("the saga `order`, version 1 ") && printed.contains(REQUEST), "{printed}");
+    let requests = calls(&place, "apply_saga");
+    assert!(requests[0].contains("kind: Saga\\nname: order"), "{requests:?}");
+    place.run_command(&["saga", "retire", "order", "--expect-version", "1"], 0);
 }

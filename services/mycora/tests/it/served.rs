@@ -30,11 +30,11 @@ fn a_submission_survives_a_lost_answer_and_a_broken_stream() {
     assert_eq!(document["flow"]["result"]["a.answer"], "42");
     assert_eq!(document["nodes"][0]["state"], "NODE_STATE_COMPLETED");
     assert_eq!(stderr(&output), "flow 5 `f`: running\na: completed\nflow 5 `f`: completed\n");
-    coordinator.asked(|asked| {
-        assert_eq!(asked.uploaded, [input]);
-        assert_eq!(asked.resumed_from, ["", "2"]);
-        assert_eq!(asked.request_ids.len(), 2);
-        assert_eq!(asked.request_ids[0], asked.request_ids[1], "the same submission, so one flow");
+    coordinator.recorded(|recorded| {
+        assert_eq!(recorded.uploaded, [input]);
+        assert_eq!(recorded.resumed_from, ["", "2"]);
+        assert_eq!(recorded.request_ids.len(), 2);
+        assert_eq!(recorded.request_ids[0], recorded.request_ids[1], "the same submission, so one flow");
     });
 }
 
@@ -65,29 +65,29 @@ fn a_job_that_waits_is_explained_and_ctrl_c_leaves_the_flow_running() {
 fn answers_and_refusals_have_their_exit_codes() {
     let home = home();
     let coordinator = Coordinator::start(home.path(), CoordinatorScript::Wait);
-    let asked = |arguments: &[&str], code: i32| {
+    let run_command = |arguments: &[&str], code: i32| {
         let output = run(&home, &coordinator, arguments);
         assert_eq!(output.status.code(), Some(code), "{arguments:?}: {}", stderr(&output));
         output
     };
-    assert!(stderr(&asked(&["flow", "get", "6"], 1)).contains("was not found"));
-    assert!(stderr(&asked(&["flow", "delete", "5"], 3)).contains("actor 1 may not"));
-    assert!(stderr(&asked(&["runner", "list"], 3)).contains("`actor/1` may not call"));
-    assert!(stdout(&asked(&["flow", "cancel", "5"], 0)).contains("had ended before: cancelled"));
+    assert!(stderr(&run_command(&["flow", "get", "6"], 1)).contains("was not found"));
+    assert!(stderr(&run_command(&["flow", "delete", "5"], 3)).contains("actor 1 may not"));
+    assert!(stderr(&run_command(&["runner", "list"], 3)).contains("`actor/1` may not call"));
+    assert!(stdout(&run_command(&["flow", "cancel", "5"], 0)).contains("had ended before: cancelled"));
 
-    let listed = asked(&["flow", "list", "--limit", "2", "--output", "json"], 0);
+    let listed = run_command(&["flow", "list", "--limit", "2", "--output", "json"], 0);
     let document: serde_json::Value = serde_json::from_slice(&listed.stdout).expect("one document");
     assert_eq!(document["flows"].as_array().map(Vec::len), Some(2), "of two pages");
-    let table = stdout(&asked(&["flow", "list", "--limit", "1"], 0));
+    let table = stdout(&run_command(&["flow", "list", "--limit", "1"], 0));
     assert!(table.starts_with("ID  NAME  STATUS   JOBS  ACTOR"), "{table}");
 
-    assert_eq!(stdout(&asked(&["flow", "logs", "5"], 0)), "a | one\na | two\n");
-    assert_eq!(stdout(&asked(&["flow", "logs", "5", "a"], 0)), "one\ntwo\n");
-    let logs = asked(&["flow", "logs", "5", "--output", "json"], 0);
+    assert_eq!(stdout(&run_command(&["flow", "logs", "5"], 0)), "a | one\na | two\n");
+    assert_eq!(stdout(&run_command(&["flow", "logs", "5", "a"], 0)), "one\ntwo\n");
+    let logs = run_command(&["flow", "logs", "5", "--output", "json"], 0);
     let document: serde_json::Value = serde_json::from_slice(&logs.stdout).expect("one document");
     assert_eq!(document[1]["data"], "d28K", "base64, as proto JSON has it");
 
-    let yaml = stdout(&asked(&["flow", "list", "--limit", "1", "--output", "yaml"], 0));
+    let yaml = stdout(&run_command(&["flow", "list", "--limit", "1", "--output", "yaml"], 0));
     let document: serde_json::Value = serde_saphyr::from_str(&yaml).expect(&yaml);
     assert_eq!(document["flows"][0]["status"], "FLOW_STATUS_STARTED");
 }
@@ -121,5 +121,9 @@ fn a_certificate_that_is_missing_or_of_another_authority_is_told_apart() {
     assert!(stderr(&output).contains(&shown), "{}", stderr(&output));
     let output = run(&home, &coordinator, &["--ca", "stranger/ca.pem", "flow", "list"]);
     assert_eq!(output.status.code(), Some(3));
-    assert!(stderr(&output).contains("certificate authority"), "{}", stderr(&output));
+    assert!(
+        stderr(&output).contains("issued by another authority than the profile's"),
+        "{}",
+        stderr(&output)
+    );
 }

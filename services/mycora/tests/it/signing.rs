@@ -34,7 +34,7 @@ fn env(variables: &[(&str, &str)]) -> EnvVars {
 }
 
 fn signatures(place: &CommandFixture) -> BTreeMap<String, String> {
-    place.coordinator.asked(|asked| asked.signatures.clone())
+    place.coordinator.recorded(|recorded| recorded.signatures.clone())
 }
 
 /// Returns the signer of these terms, and for how many days the signature holds.
@@ -63,17 +63,17 @@ fn job_b(caller: u32, flow_env: &EnvVars) -> JobTerms {
 fn a_submitted_flow_is_signed_job_by_job() {
     let (place, key) = place();
     let name = key.verifying_key().to_string();
-    place.asked(&["flow", "submit", "f.yaml"], 0);
+    place.run_command(&["flow", "submit", "f.yaml"], 0);
     assert!(signatures(&place).values().all(String::is_empty), "nobody signs by accident");
 
-    place.asked(&["flow", "submit", "f.yaml", "--signing-key", KEY_FILE, "--env", "YEAR=2015"], 0);
+    place.run_command(&["flow", "submit", "f.yaml", "--signing-key", KEY_FILE, "--env", "YEAR=2015"], 0);
     let signatures_then = signatures(&place);
     assert_eq!(signatures_then.keys().collect::<Vec<_>>(), ["a", "b"]);
     let terms = job_b(1, &env(&[("LANG", "C"), ("YEAR", "2015")]));
     assert_eq!(signed(&signatures_then["b"], &terms), (name.clone(), 30));
 
     let short = ["flow", "submit", "f.yaml", "--signing-key", KEY_FILE, "--signature-holds", "2d"];
-    place.asked(&short, 0);
+    place.run_command(&short, 0);
     let terms = job_b(1, &env(&[("LANG", "C"), ("YEAR", "2014")]));
     assert_eq!(signed(&signatures(&place)["b"], &terms), (name, 2));
 }
@@ -82,7 +82,7 @@ fn a_submitted_flow_is_signed_job_by_job() {
 fn what_runs_again_is_signed_as_the_flow_file_says() {
     let (place, key) = place();
     let retry = |more: &[&str], code| {
-        place.asked(&[&["flow", "retry", "12", "--signing-key", KEY_FILE], more].concat(), code)
+        place.run_command(&[&["flow", "retry", "12", "--signing-key", KEY_FILE], more].concat(), code)
     };
     let output = retry(&["--file", "f.yaml", "--env", "YEAR=2016", "--unset", "LANG"], 0);
     assert!(!stderr(&output).contains("PRIVATE"), "{}", stderr(&output));
@@ -94,15 +94,15 @@ fn what_runs_again_is_signed_as_the_flow_file_says() {
 
     assert!(stderr(&retry(&[], 2)).contains("--signing-key needs --file"));
     std::fs::write(place.home.path().join("f.yaml"), FLOW.replace("  b:", "  c:")).expect("written");
-    let said = stderr(&retry(&["--file", "f.yaml"], 2));
-    assert!(said.contains("`b` is run again, and the flow file has no such job"), "{said}");
+    let printed = stderr(&retry(&["--file", "f.yaml"], 2));
+    assert!(printed.contains("`b` is run again, and the flow file has no such job"), "{printed}");
 }
 
 #[test]
 fn one_job_is_signed_too() {
     let (place, key) = place();
     let job = ["job", "run", "--type", "shell", "--script", "true", "--name", "good", "--detach"];
-    place.asked(&[&job[..], &["--signing-key", KEY_FILE]].concat(), 0);
+    place.run_command(&[&job[..], &["--signing-key", KEY_FILE]].concat(), 0);
     let spec = JobSpec {
         script_type: ScriptType::Shell,
         script: ScriptSource::Inline("true".to_owned()),
@@ -126,8 +126,8 @@ fn what_cannot_be_signed_is_not_submitted() {
         (&["--signature-holds", "2d"], 2, "--signing-key <FILE>"),
         (&["--signing-key", KEY_FILE, "--signature-holds", "400d"], 2, "366 days at most"),
     ] {
-        let said = stderr(&place.asked(&[&["flow", "submit", "f.yaml"], arguments].concat(), code));
-        assert!(said.contains(message), "{arguments:?}: {said}");
+        let printed = stderr(&place.run_command(&[&["flow", "submit", "f.yaml"], arguments].concat(), code));
+        assert!(printed.contains(message), "{arguments:?}: {printed}");
     }
-    assert!(place.coordinator.asked(|asked| asked.request_ids.is_empty()));
+    assert!(place.coordinator.recorded(|recorded| recorded.request_ids.is_empty()));
 }

@@ -30,11 +30,11 @@ struct Link<In, Out> {
 }
 
 impl<In, Out> Link<In, Out> {
-    async fn says(&self, out: Out) {
+    async fn send(&self, out: Out) {
         self.outgoing.send(Ok(out)).expect("the router listens");
     }
 
-    async fn hears(&mut self) -> In {
+    async fn receive(&mut self) -> In {
         self.incoming.message().await.expect("no error").expect("no end")
     }
 }
@@ -242,7 +242,7 @@ impl Suite {
     async fn storage(&mut self) -> Link<wire::TakeRequest, wire::TakeResponse> {
         let mut link = self.storage.recv().await.expect("the router comes");
         let hello = wire::TakeHello { router: "router-1".into() };
-        assert_eq!(link.hears().await.frame, Some(ToStorage::Hello(hello)));
+        assert_eq!(link.receive().await.frame, Some(ToStorage::Hello(hello)));
         link
     }
 
@@ -310,7 +310,7 @@ fn from_gateway(frame: FromGateway) -> wire::ExchangeResponse {
 }
 
 async fn delivery(gateway: &mut Link<wire::ExchangeRequest, wire::ExchangeResponse>) -> wire::Deliver {
-    match gateway.hears().await.frame {
+    match gateway.receive().await.frame {
         Some(ToGateway::Deliver(deliver)) => deliver,
         other => panic!("{other:?}"),
     }
@@ -338,27 +338,29 @@ async fn messages_go_out_and_reports_come_back() {
     let (mut gateway, mut scheduler) = (suite.gateway().await, suite.scheduler().await);
     suite.ready.wait_for(|ready| *ready).await.expect("it runs");
 
-    storage.says(held(1)).await;
+    storage.send(held(1)).await;
     let deliver = delivery(&mut gateway).await;
     assert_eq!((deliver.address.as_str(), deliver.nodes.len()), ("grpc://host-a:7706", 1));
-    gateway.says(outcome(deliver.delivery_id, "")).await;
-    assert_eq!(storage.hears().await, settled(1, ""));
+    gateway.send(outcome(deliver.delivery_id, "")).await;
+    assert_eq!(storage.receive().await, settled(1, ""));
 
-    let told = report(40, 2);
-    gateway.says(from_gateway(FromGateway::Reports(wire::Reports { reports: vec![told.clone()] }))).await;
-    let passed_on = scheduler.hears().await.reports;
-    assert_eq!(passed_on[0].report_json, told.report_json);
+    let sent_report = report(40, 2);
+    gateway
+        .send(from_gateway(FromGateway::Reports(wire::Reports { reports: vec![sent_report.clone()] })))
+        .await;
+    let passed_on = scheduler.receive().await.reports;
+    assert_eq!(passed_on[0].report_json, sent_report.report_json);
     let handled = vec![passed_on[0].report_id];
-    scheduler.says(wire::ReportResponse { handled, ..Default::default() }).await;
+    scheduler.send(wire::ReportResponse { handled, ..Default::default() }).await;
     let acknowledged = ToGateway::Handled(wire::ReportsHandled { report_ids: vec![40] });
-    assert_eq!(gateway.hears().await.frame, Some(acknowledged));
+    assert_eq!(gateway.receive().await.frame, Some(acknowledged));
 
     let log = wire::NumberedLog { report_id: 41, data: "out".into(), offset: 5, ..Default::default() };
-    gateway.says(from_gateway(FromGateway::Logs(wire::Logs { logs: vec![log] }))).await;
+    gateway.send(from_gateway(FromGateway::Logs(wire::Logs { logs: vec![log] }))).await;
     let kept = suite.logs.recv().await.expect("handed over");
     assert_eq!((kept.chunks[0].offset, &kept.chunks[0].data[..]), (5, &b"out"[..]));
     let acknowledged = ToGateway::Handled(wire::ReportsHandled { report_ids: vec![41] });
-    assert_eq!(gateway.hears().await.frame, Some(acknowledged));
+    assert_eq!(gateway.receive().await.frame, Some(acknowledged));
 
     let stop = wire::StopCommand {
         context_id: 1,
@@ -368,8 +370,8 @@ async fn messages_go_out_and_reports_come_back() {
         grace_secs: 2,
         ..Default::default()
     };
-    scheduler.says(wire::ReportResponse { stops: vec![stop], ..Default::default() }).await;
-    match gateway.hears().await.frame {
+    scheduler.send(wire::ReportResponse { stops: vec![stop], ..Default::default() }).await;
+    match gateway.receive().await.frame {
         Some(ToGateway::Stop(stop)) => assert_eq!((stop.job_key, stop.grace_secs), (key(1).to_string(), 2)),
         other => panic!("{other:?}"),
     }
@@ -382,7 +384,7 @@ async fn lost_streams_lose_nothing() {
     let (mut gateway, mut scheduler) = (suite.gateway().await, suite.scheduler().await);
 
     // The gateway goes while a delivery is under way.
-    storage.says(held(1)).await;
+    storage.send(held(1)).await;
     delivery(&mut gateway).await;
     drop(gateway);
     let mut gateway = suite.gateway().await;
@@ -392,30 +394,30 @@ async fn lost_streams_lose_nothing() {
     // Storage goes before the settlement, and gives the message again.
     drop(storage);
     let mut storage = suite.storage().await;
-    storage.says(held(1)).await;
-    storage.says(held(2)).await;
+    storage.send(held(1)).await;
+    storage.send(held(2)).await;
     let next = delivery(&mut gateway).await;
     assert_eq!(next.nodes, held(2).messages[0].nodes, "the first is under way already");
-    gateway.says(outcome(again.delivery_id, "")).await;
-    assert_eq!(storage.hears().await, settled(1, ""), "once, although it was given twice");
+    gateway.send(outcome(again.delivery_id, "")).await;
+    assert_eq!(storage.receive().await, settled(1, ""), "once, although it was given twice");
 
     // Storage goes before it has read the settlement.
     drop(storage);
     let mut storage = suite.storage().await;
-    storage.says(held(1)).await;
-    assert_eq!(storage.hears().await, settled(1, ""), "again, and nothing is sent");
+    storage.send(held(1)).await;
+    assert_eq!(storage.receive().await, settled(1, ""), "again, and nothing is sent");
 
     // The scheduler goes before it acknowledges.
     let reports = vec![report(7, 2)];
-    gateway.says(from_gateway(FromGateway::Reports(wire::Reports { reports }))).await;
-    let first = scheduler.hears().await.reports;
+    gateway.send(from_gateway(FromGateway::Reports(wire::Reports { reports }))).await;
+    let first = scheduler.receive().await.reports;
     drop(scheduler);
     let mut scheduler = suite.scheduler().await;
-    assert_eq!(scheduler.hears().await.reports, first);
+    assert_eq!(scheduler.receive().await.reports, first);
     let handled = vec![first[0].report_id];
-    scheduler.says(wire::ReportResponse { handled, ..Default::default() }).await;
+    scheduler.send(wire::ReportResponse { handled, ..Default::default() }).await;
     let acknowledged = ToGateway::Handled(wire::ReportsHandled { report_ids: vec![7] });
-    assert_eq!(gateway.hears().await.frame, Some(acknowledged));
+    assert_eq!(gateway.receive().await.frame, Some(acknowledged));
 }
 
 #[tokio::test(start_paused = true)]
@@ -423,26 +425,26 @@ async fn what_cannot_be_delivered_is_reported_and_then_settled() {
     let mut suite = Suite::start();
     let mut storage = suite.storage().await;
     let (mut gateway, mut scheduler) = (suite.gateway().await, suite.scheduler().await);
-    storage.says(held(1)).await;
+    storage.send(held(1)).await;
     let begin = tokio::time::Instant::now();
-    let tell = |kind| {
+    let reports_of = |kind| {
         let (context_id, flow_id) = (model::ContextId(1), model::FlowId(3));
         let report = model::NodeReport { job_key: key(1), context_id, flow_id, source: None, kind };
         let report_json = serde_json::to_vec(&report).expect("JSON").into();
         let reports = vec![wire::NumberedReport { report_id: 1, report_json }];
         from_gateway(FromGateway::Reports(wire::Reports { reports }))
     };
-    let (mut asked_after, mut stops) = (0, 0);
+    let (mut queried_after, mut stops) = (0, 0);
     let reports = loop {
         tokio::select! {
-            asked = gateway.hears() => match asked.frame {
+            request = gateway.receive() => match request.frame {
                 Some(ToGateway::Deliver(deliver)) => {
-                    gateway.says(outcome(deliver.delivery_id, "no answer")).await;
+                    gateway.send(outcome(deliver.delivery_id, "no answer")).await;
                 }
                 Some(ToGateway::Query(query)) => {
                     assert_eq!(query.job_keys, [key(1).to_string()], "a try may have arrived");
-                    asked_after = begin.elapsed().as_secs();
-                    gateway.says(tell(model::ReportKind::Unknown)).await;
+                    queried_after = begin.elapsed().as_secs();
+                    gateway.send(reports_of(model::ReportKind::Unknown)).await;
                 }
                 Some(ToGateway::Stop(stop)) => {
                     assert_eq!(stop.job_key, key(1).to_string());
@@ -450,21 +452,21 @@ async fn what_cannot_be_delivered_is_reported_and_then_settled() {
                     // The first answer is lost.
                     if stops == 2 {
                         let json = r#"{"kind":"ended","outcome":"stopped","end_time":7}"#;
-                        gateway.says(tell(serde_json::from_str(json).expect("an end"))).await;
+                        gateway.send(reports_of(serde_json::from_str(json).expect("an end"))).await;
                     }
                 }
                 Some(ToGateway::Handled(_)) => {}
                 other => panic!("{other:?}"),
             },
-            heard = scheduler.hears() => break heard.reports,
+            intake = scheduler.receive() => break intake.reports,
         }
     };
-    assert_eq!((asked_after, stops), (60, 2), "tried until its time was over");
+    assert_eq!((queried_after, stops), (60, 2), "tried until its time was over");
     let report: model::NodeReport = serde_json::from_slice(&reports[0].report_json).expect("a report");
     assert_eq!(report.job_key, key(1));
     let handled = vec![reports[0].report_id];
-    scheduler.says(wire::ReportResponse { handled, ..Default::default() }).await;
-    assert_eq!(storage.hears().await, settled(1, "TIMEOUT_ACK: no answer"));
+    scheduler.send(wire::ReportResponse { handled, ..Default::default() }).await;
+    assert_eq!(storage.receive().await, settled(1, "TIMEOUT_ACK: no answer"));
 }
 
 #[tokio::test(start_paused = true)]
@@ -474,25 +476,25 @@ async fn schedulers_come_and_go_and_no_report_is_lost() {
     let (mut gateway, mut first) = (suite.gateway().await, suite.scheduler().await);
     let flows = 1..=40_u64;
     let reports = flows.clone().map(|flow| report(flow, flow.into())).collect();
-    gateway.says(from_gateway(FromGateway::Reports(wire::Reports { reports }))).await;
-    let told = first.hears().await.reports;
-    assert_eq!(told.len(), 40, "one replica owns all flows");
+    gateway.send(from_gateway(FromGateway::Reports(wire::Reports { reports }))).await;
+    let received = first.receive().await.reports;
+    assert_eq!(received.len(), 40, "one replica owns all flows");
 
     suite.replicas.send_replace(vec![replica("a"), replica("b")]);
     let mut second = suite.other().await;
-    let moved = second.hears().await.reports;
+    let moved = second.receive().await.reports;
     assert!((5..35).contains(&moved.len()), "{}", moved.len());
 
     // Both are gone, and for a while there is nobody.
     suite.replicas.send_replace(Vec::new());
     drop((first, second));
     let reports = vec![report(41, 41)];
-    gateway.says(from_gateway(FromGateway::Reports(wire::Reports { reports }))).await;
+    gateway.send(from_gateway(FromGateway::Reports(wire::Reports { reports }))).await;
     suite.ready.wait_for(|ready| !*ready).await.expect("it runs");
     suite.replicas.send_replace(vec![replica("b")]);
     let mut second = suite.other().await;
-    let told = second.hears().await.reports;
-    assert_eq!(told.len(), 41);
+    let received = second.receive().await.reports;
+    assert_eq!(received.len(), 41);
     suite.ready.wait_for(|ready| *ready).await.expect("it runs");
 
     // Questions and stops come from any of them.
@@ -501,8 +503,8 @@ async fn schedulers_come_and_go_and_no_report_is_lost() {
     for (replica, job) in [(&first, 1), (&second, 2)] {
         let job_keys = vec![key(job).to_string()];
         let query = wire::StatusQuery { context_id: 1, flow_id: 3, runner_id: 1, job_keys: job_keys.clone() };
-        replica.says(wire::ReportResponse { queries: vec![query], ..Default::default() }).await;
-        match gateway.hears().await.frame {
+        replica.send(wire::ReportResponse { queries: vec![query], ..Default::default() }).await;
+        match gateway.receive().await.frame {
             Some(ToGateway::Query(query)) => assert_eq!(query.job_keys, job_keys),
             other => panic!("{other:?}"),
         }
@@ -511,17 +513,19 @@ async fn schedulers_come_and_go_and_no_report_is_lost() {
     // A log is read for the replica that asks, whoever owns the flow.
     for (replica, query_id) in [(&mut first, 5), (&mut second, 5)] {
         let query = wire::LogQuery { query_id, context_id: 1, runner_id: 1, offset: 7, ..Default::default() };
-        replica.says(wire::ReportResponse { log_queries: vec![query], ..Default::default() }).await;
-        let Some(ToGateway::ReadLog(read)) = gateway.hears().await.frame else { panic!("a wish to read") };
+        replica.send(wire::ReportResponse { log_queries: vec![query], ..Default::default() }).await;
+        let Some(ToGateway::ReadLog(read)) = gateway.receive().await.frame else {
+            panic!("a request to read")
+        };
         assert_eq!((read.address.as_str(), read.offset), ("grpc://host-a:7706", 7));
         let piece = wire::LogPiece { offset: 7, data: "out".into(), next_offset: 10 };
         let reading = Some(wire::LogReading { result: Some(wire::log_reading::Result::Piece(piece)) });
         let outcome = wire::LogOutcome { read_id: read.read_id, reading: reading.clone() };
-        gateway.says(from_gateway(FromGateway::LogRead(outcome))).await;
+        gateway.send(from_gateway(FromGateway::LogRead(outcome))).await;
         let answers = loop {
-            let said = replica.hears().await;
-            if !said.log_answers.is_empty() {
-                break said.log_answers;
+            let response = replica.receive().await;
+            if !response.log_answers.is_empty() {
+                break response.log_answers;
             }
         };
         assert_eq!(answers, [wire::LogAnswer { query_id, reading }]);
@@ -533,34 +537,35 @@ async fn contexts_are_dropped() {
     let mut suite = Suite::start();
     let mut storage = suite.storage().await;
     let mut gateway = suite.gateway().await;
-    let wish = wire::ContextDrop {
+    let context_drop = wire::ContextDrop {
         context_id: 1,
         context_uid: key(1).context.to_string(),
         runner_id: 1,
         address: "grpc://host-a:7706".into(),
         topic: "supervisor.rpc".into(),
     };
-    let asked = wire::TakeResponse { drops: vec![wish.clone()], ..Default::default() };
-    storage.says(asked.clone()).await;
+    let drop_request = wire::TakeResponse { drops: vec![context_drop.clone()], ..Default::default() };
+    storage.send(drop_request.clone()).await;
     let begin = tokio::time::Instant::now();
-    let answer = ToStorage::Dropped(wire::ContextDropped { context_uid: wish.context_uid, runner_id: 1 });
+    let answer =
+        ToStorage::Dropped(wire::ContextDropped { context_uid: context_drop.context_uid, runner_id: 1 });
     let answer = wire::TakeRequest { frame: Some(answer) };
     let answered = loop {
         tokio::select! {
-            asked = gateway.hears() => match asked.frame {
+            drop_request = gateway.receive() => match drop_request.frame {
                 Some(ToGateway::Drop(drop)) => {
                     let outcome = wire::DropOutcome { drop_id: drop.drop_id, error: "not connected".into() };
-                    gateway.says(from_gateway(FromGateway::Dropped(outcome))).await;
+                    gateway.send(from_gateway(FromGateway::Dropped(outcome))).await;
                 }
                 other => panic!("{other:?}"),
             },
-            said = storage.hears() => break said,
+            received = storage.receive() => break received,
         }
     };
     assert_eq!(answered, answer);
     assert!((300..315).contains(&begin.elapsed().as_secs()), "given up after {:?}", begin.elapsed());
-    storage.says(asked).await;
-    assert_eq!(storage.hears().await, answer, "repeated, in case it was lost");
+    storage.send(drop_request).await;
+    assert_eq!(storage.receive().await, answer, "repeated, in case it was lost");
 }
 
 #[tokio::test(start_paused = true)]

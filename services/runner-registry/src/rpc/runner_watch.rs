@@ -104,9 +104,9 @@ async fn read_all(
     let (context_id, on_behalf_of, page_size) = (context.0, actor.0, PAGE_SIZE_MAX);
     let (mut all, mut page_token) = (Vec::new(), String::new());
     loop {
-        let ask = ReadRunnersRequest { context_id, on_behalf_of, page_size, page_token };
+        let query = ReadRunnersRequest { context_id, on_behalf_of, page_size, page_token };
         let ReadRunnersResponse { runners, next_page_token } =
-            store.read_runners(ask).await.map_err(forward_status)?.into_inner();
+            store.read_runners(query).await.map_err(forward_status)?.into_inner();
         all.extend(runners);
         if next_page_token.is_empty() {
             return Ok(all);

@@ -34,7 +34,7 @@ struct Kept {
     /// Positions are counted.
     changes: u32,
     /// Responses that were sent, each with the position after it.
-    told: Vec<(u32, internal::FollowRunnersResponse)>,
+    sent: Vec<(u32, internal::FollowRunnersResponse)>,
     followers: Vec<Follower>,
 }
 
@@ -42,14 +42,14 @@ type Follower = (u32, mpsc::UnboundedSender<Result<internal::FollowRunnersRespon
 
 impl Kept {
     /// Tells of a change.
-    fn tell(&mut self, context_id: u32, runner: &v1::Runner) {
+    fn publish(&mut self, context_id: u32, runner: &v1::Runner) {
         let record = internal::RunnerRecord { context_id, runner: Some(runner.clone()) };
         let change = internal::WatchRunnersResponse { runners: vec![record], snapshot_end: false };
         self.watchers.retain(|watcher| watcher.send(Ok(change.clone())).is_ok());
         self.changes += 1;
         let position = self.changes.to_string();
         let change = internal::FollowRunnersResponse { runner: Some(runner.clone()), position };
-        self.told.push((context_id, change.clone()));
+        self.sent.push((context_id, change.clone()));
         self.followers.retain(|(context, follower)| {
             *context != context_id || follower.send(Ok(change.clone())).is_ok()
         });
@@ -65,20 +65,20 @@ impl RunnerStoreService for FakeStorage {
         request: Request<internal::PutRunnerRequest>,
     ) -> Result<Response<internal::PutRunnerResponse>, Status> {
         let internal::PutRunnerRequest { runner, on_behalf_of } = request.into_inner();
-        let asked = runner.expect("always sent");
+        let registration = runner.expect("always sent");
         if on_behalf_of != 1 {
-            return Err(Error::not_found(format!("context {}", asked.context_id)).into());
+            return Err(Error::not_found(format!("context {}", registration.context_id)).into());
         }
         let runner = v1::Runner {
-            id: asked.runner_id,
-            address: asked.address,
+            id: registration.runner_id,
+            address: registration.address,
             topic: "supervisor.rpc".into(),
-            labels: asked.labels,
+            labels: registration.labels,
             ..Default::default()
         };
         let mut kept = self.0.lock().expect("not poisoned");
-        kept.records.insert((asked.context_id, runner.id), runner.clone());
-        kept.tell(asked.context_id, &runner);
+        kept.records.insert((registration.context_id, runner.id), runner.clone());
+        kept.publish(registration.context_id, &runner);
         Ok(Response::new(internal::PutRunnerResponse { runner: Some(runner) }))
     }
 
@@ -108,7 +108,7 @@ impl RunnerStoreService for FakeStorage {
         if runner.delete_time.is_some() {
             kept.records.remove(&(context, id));
         }
-        kept.tell(context, &runner);
+        kept.publish(context, &runner);
         Ok(Response::new(internal::ChangeRunnerResponse { runner: Some(runner) }))
     }
 
@@ -131,7 +131,7 @@ impl RunnerStoreService for FakeStorage {
         let reached: usize = position.parse().expect("a position that was given");
         let first = internal::FollowRunnersResponse { runner: None, position };
         sender.send(Ok(first)).expect("held below");
-        for (_, change) in kept.told.iter().skip(reached).filter(|(context, _)| *context == context_id) {
+        for (_, change) in kept.sent.iter().skip(reached).filter(|(context, _)| *context == context_id) {
             sender.send(Ok(change.clone())).expect("held below");
         }
         kept.followers.push((context_id, sender));
@@ -285,11 +285,11 @@ struct Gateway {
 }
 
 impl Gateway {
-    async fn says(&self, presence: Option<&Presence>) {
+    async fn send(&self, presence: Option<&Presence>) {
         let presence_json =
             presence.map(|presence| serde_json::to_vec(presence).expect("JSON").into()).unwrap_or_default();
-        let said = internal::ReportPresenceRequest { address: ADDRESS.into(), presence_json };
-        self.sender.send(said).await.expect("the stream stands");
+        let report = internal::ReportPresenceRequest { address: ADDRESS.into(), presence_json };
+        self.sender.send(report).await.expect("the stream stands");
     }
 }
 
@@ -336,7 +336,7 @@ async fn presence_makes_all_records_of_an_address_live_and_silence_dead() {
     assert_eq!(ids(&next(&mut watch).await, false), [(1, 1), (2, 5)]);
 
     let gateway = suite.gateway().await;
-    gateway.says(Some(&presence())).await;
+    gateway.send(Some(&presence())).await;
     let now_live = next(&mut watch).await;
     assert_eq!(ids(&now_live, true), [(1, 1), (2, 5)]);
     assert_eq!(now_live[0].1.instances.len(), 1);
@@ -345,9 +345,9 @@ async fn presence_makes_all_records_of_an_address_live_and_silence_dead() {
     assert_eq!(ids(&next(&mut watch).await, false), [(1, 1), (2, 5)], "the clock went on by itself");
     assert_eq!(before.elapsed().as_secs(), 30);
 
-    gateway.says(Some(&presence())).await;
+    gateway.send(Some(&presence())).await;
     assert_eq!(ids(&next(&mut watch).await, true).len(), 2);
-    gateway.says(None).await;
+    gateway.send(None).await;
     assert_eq!(ids(&next(&mut watch).await, false).len(), 2);
     assert!(before.elapsed() < Duration::from_secs(31), "who is gone is dead at once");
 }

@@ -49,7 +49,7 @@ async fn the_largest_runners_hide_none_of_the_others() {
     }
     suite.register(2, 1).await;
     let gateway = suite.gateway().await;
-    gateway.says(Some(&most())).await;
+    gateway.send(Some(&most())).await;
 
     // Services are told of each of them, in parts that they can read.
     let mut live = BTreeSet::new();
@@ -77,21 +77,21 @@ async fn the_largest_runners_hide_none_of_the_others() {
 
     // So are actors, page by page and one by one.
     let mut found = Vec::new();
-    let mut ask = v1::ListRunnersRequest { context_id: 1, page_size: 1000, page_token: String::new() };
+    let mut request = v1::ListRunnersRequest { context_id: 1, page_size: 1000, page_token: String::new() };
     loop {
-        let page = suite.actor(1).list_runners(ask.clone()).await.expect("a page").into_inner();
+        let page = suite.actor(1).list_runners(request.clone()).await.expect("a page").into_inner();
         assert!(bytes(&page.runners) <= limits::PAGE_BYTES_MAX && !page.runners.is_empty());
         found.extend(page.runners.iter().map(|runner| runner.id));
-        ask.page_token = page.next_page_token;
-        if ask.page_token.is_empty() {
+        request.page_token = page.next_page_token;
+        if request.page_token.is_empty() {
             break;
         }
     }
     assert!(found.into_iter().eq(1..=80));
     let one = suite.actor(1).get_runner(v1::GetRunnerRequest { context_id: 1, runner_id: 80 }).await;
     assert_eq!(one.expect("found").into_inner().runner.expect("given").labels, labels());
-    let ask = v1::WatchRunnersRequest { context_id: 1, ..Default::default() };
-    let mut watched = suite.actor(1).watch_runners(ask).await.expect("a reader").into_inner();
+    let request = v1::WatchRunnersRequest { context_id: 1, ..Default::default() };
+    let mut watched = suite.actor(1).watch_runners(request).await.expect("a reader").into_inner();
     let mut seen = BTreeSet::new();
     loop {
         match watched.message().await.expect("no error").expect("no end").event.expect("given") {
@@ -120,11 +120,11 @@ async fn a_record_from_before_the_limits_is_told_of_unless_it_is_larger_than_a_m
     }
     suite.register(1, 4).await;
     let mut view = suite.watch().await;
-    let mut told = Vec::new();
-    while told.last() != Some(&4) {
-        told.extend(next(&mut view).await.into_iter().map(|(_, runner)| runner.id));
+    let mut received = Vec::new();
+    while received.last() != Some(&4) {
+        received.extend(next(&mut view).await.into_iter().map(|(_, runner)| runner.id));
     }
-    assert_eq!(told, [1, 3, 4]);
+    assert_eq!(received, [1, 3, 4]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -136,10 +136,10 @@ async fn who_says_too_much_of_itself_is_not_heard() {
     let gateway = suite.gateway().await;
     let mut much = most();
     much.instances.extend(vec![presence().instances[0].clone(); 10]);
-    gateway.says(Some(&much)).await;
-    gateway.says(Some(&presence())).await;
-    let told = next(&mut view).await;
-    assert_eq!((told[0].1.live, told[0].1.instances.len()), (true, 1), "{}", much.instances.len());
+    gateway.send(Some(&much)).await;
+    gateway.send(Some(&presence())).await;
+    let received = next(&mut view).await;
+    assert_eq!((received[0].1.live, received[0].1.instances.len()), (true, 1), "{}", much.instances.len());
 }
 
 #[tokio::test]

@@ -58,7 +58,7 @@ async fn a_watch_begins_with_a_snapshot_and_tells_each_change_once() {
     assert_eq!((end, position.as_str()), (Event::SnapshotEnd(v1::SnapshotEnd {}), "3"));
 
     let gateway = suite.gateway().await;
-    gateway.says(Some(&presence())).await;
+    gateway.send(Some(&presence())).await;
     for _ in 0..2 {
         let (event, position) = next(&mut watched).await;
         assert!(runner(event).live && position == "3", "that one lives moves no position");
@@ -140,11 +140,11 @@ async fn a_deleted_runner_is_listened_to_while_its_supervisor_works() {
     let mut watched = suite.watch().await;
     let gateway = suite.gateway().await;
     let busy = Presence { queued: 1, ..presence() };
-    gateway.says(Some(&busy)).await;
+    gateway.send(Some(&busy)).await;
     while !crate::next(&mut watched).await[0].1.live {}
     delete(&suite, 1).await;
-    let told = crate::next(&mut watched).await;
-    assert!(told[0].1.delete_time.is_some(), "those who listen go on");
+    let received = crate::next(&mut watched).await;
+    assert!(received[0].1.delete_time.is_some(), "those who listen go on");
     let before = Instant::now();
     assert_eq!(gone(&mut watched).await, [(1, 1)]);
     assert!(before.elapsed() >= Duration::from_secs(59), "the clock went on by itself");

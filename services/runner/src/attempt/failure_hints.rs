@@ -25,8 +25,8 @@ const REFUSED: &[&str] = &["permission denied", "operation not permitted", "perm
 /// Returns true if the end of an output reads like that of a script that found no network.
 pub(super) fn lacks_network(tail: &str) -> bool {
     let tail = tail.to_ascii_lowercase();
-    NO_NETWORK.iter().any(|words| tail.contains(words))
-        || tail.contains("socket") && REFUSED.iter().any(|words| tail.contains(words))
+    NO_NETWORK.iter().any(|phrase| tail.contains(phrase))
+        || tail.contains("socket") && REFUSED.iter().any(|phrase| tail.contains(phrase))
 }
 
 /// Adds to the reason of a script that failed by itself how it would have the network.
@@ -46,17 +46,17 @@ mod tests {
 
     #[test]
     fn the_words_of_programs_are_known() {
-        for said in [
+        for output in [
             "curl: (6) Could not resolve host: example.com",
             "ERROR: ... [Errno -3] Temporary failure in name resolution",
             "  File \"/usr/lib/python3.11/socket.py\", line 232, in __init__\nPermissionError: [Errno 1] Operation not permitted",
             "thread 'main' panicked: failed to lookup address information",
             "getaddrinfo EAI_AGAIN registry.npmjs.org",
         ] {
-            assert!(lacks_network(said), "{said}");
+            assert!(lacks_network(output), "{output}");
         }
-        for said in ["", "cat: /etc/shadow: Permission denied", "the socket wrench is gone"] {
-            assert!(!lacks_network(said), "{said}");
+        for output in ["", "cat: /etc/shadow: Permission denied", "the socket wrench is gone"] {
+            assert!(!lacks_network(output), "{output}");
         }
     }
 }

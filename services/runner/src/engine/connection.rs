@@ -63,7 +63,7 @@ impl EngineConnectionState {
 
     /// Creates a connection without a socket: printed text is dropped, and every call throws a text that the script may catch.
     #[cfg(any(test, feature = "fuzzing"))]
-    pub(super) fn to_nobody() -> Self {
+    pub(super) fn disconnected() -> Self {
         Self { is_connected: false, ..Self::to_runner() }
     }
 

@@ -13,7 +13,7 @@ use crate::RHAI_OPERATIONS_MAX;
 static OVER: AtomicBool = AtomicBool::new(false);
 
 /// Installs the handler of SIGTERM, by which the runner ends a script.
-pub(super) fn hear_signals() {
+pub(super) fn install_signal_handler() {
     extern "C" fn note(_: libc::c_int) {
         OVER.store(true, Ordering::Relaxed);
     }

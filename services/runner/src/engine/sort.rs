@@ -73,8 +73,10 @@ fn by_function(
     checks: &SortChecks,
 ) -> EvalResult<Array> {
     merge_sort(list, checks, |one, other| {
-        let said = order.call_raw(context, None, [one.clone(), other.clone()])?;
-        let number = said.as_int().or_else(|_| said.as_bool().map(|before| if before { -1 } else { 1 }));
+        let order_result = order.call_raw(context, None, [one.clone(), other.clone()])?;
+        let number = order_result
+            .as_int()
+            .or_else(|_| order_result.as_bool().map(|before| if before { -1 } else { 1 }));
         // A result that is neither a number nor a boolean counts as equal.
         Ok(number.map_or(Ordering::Equal, |number| number.cmp(&0)))
     })

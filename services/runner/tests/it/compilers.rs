@@ -100,8 +100,8 @@ async fn a_v_that_needs_a_home_is_offered() {
 #[tokio::test]
 async fn scripts_compile_with_a_real_v() {
     let path = std::env::var("PATH").expect("a search path");
-    let asked = Command::new("v").arg("version").output();
-    let Some(version) = asked.ok().filter(|asked| asked.status.success()) else {
+    let probe = Command::new("v").arg("version").output();
+    let Some(version) = probe.ok().filter(|probe| probe.status.success()) else {
         println!("left out: there is no v; vlang.io says how to install it");
         return;
     };
@@ -121,9 +121,9 @@ const OF_2015: &str = "// edition: 2015\nfn main() { let async = 7; println!(\"{
 
 /// Puts a compiler into `root` that knows editions up to 2021, as that of Debian 12 does, and gives what it needs to read.
 fn stand_in(root: &Path) -> PathBuf {
-    let asked =
+    let probe =
         Command::new("rustc").args(["--print", "sysroot"]).output().expect("what builds this is there");
-    let real = PathBuf::from(String::from_utf8(asked.stdout).expect("text").trim());
+    let real = PathBuf::from(String::from_utf8(probe.stdout).expect("text").trim());
     let bin = root.join("bin");
     fs::create_dir_all(&bin).expect("directories");
     let text = format!(
@@ -168,8 +168,8 @@ async fn scripts_compile_with_the_newest_edition_that_an_old_compiler_knows() {
 /// With `apt-get install rustc gcc`, as `mycora doctor` says.
 #[tokio::test]
 async fn scripts_compile_with_the_compiler_of_the_distribution() {
-    let asked = Command::new("/usr/bin/rustc").arg("-V").output();
-    let Some(version) = asked.ok().filter(|asked| asked.status.success()) else {
+    let probe = Command::new("/usr/bin/rustc").arg("-V").output();
+    let Some(version) = probe.ok().filter(|probe| probe.status.success()) else {
         println!("left out: there is no /usr/bin/rustc; `apt-get install rustc gcc` installs it");
         return;
     };

@@ -18,7 +18,7 @@ use crate::setup::{RunnerTestBench, job, place, shell};
 const MIB: u64 = 1 << 20;
 
 /// Root with all layers, and as close to an ordinary user as root can come.
-const STANDINGS: [bool; 2] = [true, false];
+const LAYER_CHOICES: [bool; 2] = [true, false];
 
 async fn bench(all_layers: bool) -> RunnerTestBench {
     RunnerTestBench::with(|settings| {
@@ -85,7 +85,7 @@ async fn what_has_no_name_counts_while_anything_of_a_job_holds_it() {
         job(ScriptType::Python, &script)
     };
     let takes = "exec 3>a; exec 4>b; exec 5>c; rm a b c; for n in 3 4 5; do head -c 5M /dev/zero >&$n; done";
-    for all_layers in STANDINGS {
+    for all_layers in LAYER_CHOICES {
         let mut bench = bench(all_layers).await;
         for execution in [
             shell(&format!("{takes}; sleep 600")),
@@ -121,7 +121,7 @@ async fn files_that_are_memory_are_bounded_without_control_groups() {
 
 #[tokio::test]
 async fn below_the_floor_the_greediest_of_all_contexts_ends() {
-    let Some(disk) = SmallDisk::new(64) else { return the_floor_may_be_told().await };
+    let Some(disk) = SmallDisk::new(64) else { return the_floor_may_be_configured().await };
     let mut bench = bench_on(&disk).await;
     let seen = bench.seen();
     let released = seen.join("go");
@@ -157,7 +157,7 @@ async fn below_the_floor_the_greediest_of_all_contexts_ends() {
 }
 
 /// Without a disk of its own: the floor lies above what is free.
-async fn the_floor_may_be_told() {
+async fn the_floor_may_be_configured() {
     let free = FileSystemSpace::of(&std::env::temp_dir()).expect("a file system").bytes_free;
     let mut bench = RunnerTestBench::with(|mut settings| {
         settings.scripts.disk_floor = Some(free * 2);
@@ -178,7 +178,7 @@ async fn the_floor_may_be_told() {
 
 #[tokio::test]
 async fn the_floor_may_lie_anywhere() {
-    the_floor_may_be_told().await;
+    the_floor_may_be_configured().await;
 }
 
 #[tokio::test]

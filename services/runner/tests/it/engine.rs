@@ -108,16 +108,16 @@ async fn an_engine_reaches_nothing() {
         next_works(&mut bench).await;
         let engine = engine(&bench);
         nothing_can_be_opened(engine);
-        let standing = bench.runner.isolation_support().layers.clone();
-        let has = |layer: &str| standing.iter().any(|one| one.starts_with(layer));
+        let layers = bench.runner.isolation_support().layers.clone();
+        let has = |layer: &str| layers.iter().any(|one| one.starts_with(layer));
         let status = proc_file(engine, "status");
         assert_eq!(field(&status, "CapEff:"), "0000000000000000");
         assert_eq!(field(&status, "NoNewPrivs:"), "1");
-        assert_eq!(field(&status, "Seccomp:") == "2", has("seccomp"), "{standing:?}");
+        assert_eq!(field(&status, "Seccomp:") == "2", has("seccomp"), "{layers:?}");
         let own = rustix::process::getuid().as_raw().to_string();
         let user = field(&status, "Uid:").split_whitespace().next().expect("a user").to_owned();
-        assert_eq!(user != own, has("own-uid"), "{standing:?}");
-        assert_eq!(proc_file(engine, "cgroup").contains("/engine-"), has("cgroup"), "{standing:?}");
+        assert_eq!(user != own, has("own-uid"), "{layers:?}");
+        assert_eq!(proc_file(engine, "cgroup").contains("/engine-"), has("cgroup"), "{layers:?}");
         let addresses = limit(engine, "Max address space");
         assert_eq!(addresses == "unlimited", has("cgroup"), "{addresses}");
         // What is in the environment of the runner is not in it.
@@ -230,10 +230,10 @@ async fn a_script_that_is_stopped_ends_at_its_next_step() {
     for script in ["print(\"begun\"); loop { }", "print(\"begun\"); sleep(600);"] {
         let key = bench.accept(rhai(script)).await;
         bench.printed(key, "begun").await;
-        let asked = std::time::Instant::now();
+        let began = std::time::Instant::now();
         bench.supervisor.stop(key, 0).await.expect("an answer");
         assert_eq!(bench.end_of(key).await.end.outcome, Kind::Stopped, "{script}");
-        assert!(asked.elapsed() < PATIENCE, "{script}");
+        assert!(began.elapsed() < PATIENCE, "{script}");
     }
     next_works(&mut bench).await;
 }

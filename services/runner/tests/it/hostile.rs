@@ -84,7 +84,7 @@ async fn nothing_is_hidden_from_the_quota() {
 
 /// In a warm interpreter as in a cold one: its name is no text, its first thread ends, it ignores what it can.
 #[tokio::test]
-async fn nobody_hides_from_the_end() {
+async fn no_process_hides_from_the_end() {
     let scripts = [
         "libc.prctl(15, b'\\xff\\xfe) Z 0', 0, 0, 0)",
         "libc.prctl(1, 0, 0, 0, 0)\nos.environ.clear()\nos.fork()\nlibc.prctl(15, b'\\xff', 0, 0, 0)",

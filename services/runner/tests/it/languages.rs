@@ -104,12 +104,12 @@ async fn bench() -> (RunnerTestBench, Vec<LanguageSamples>) {
     })
     .await;
     let offered: Vec<_> = bench.runner.instances().iter().map(|instance| instance.script_type).collect();
-    let words: Vec<_> = [SHELL, RHAI, OSIS, SAL, RUST, V]
+    let samples: Vec<_> = [SHELL, RHAI, OSIS, SAL, RUST, V]
         .into_iter()
-        .filter(|words| offered.contains(&words.script_type))
+        .filter(|samples| offered.contains(&samples.script_type))
         .collect();
-    assert!(words.len() >= 4, "{offered:?}");
-    (bench, words)
+    assert!(samples.len() >= 4, "{offered:?}");
+    (bench, samples)
 }
 
 fn assert_kind(outcome: &AttemptTestOutcome, kind: Kind, script: &str) {
@@ -118,16 +118,16 @@ fn assert_kind(outcome: &AttemptTestOutcome, kind: Kind, script: &str) {
 
 #[tokio::test]
 async fn every_language_gives_results_in_all_its_forms() {
-    let (mut bench, words) = bench().await;
-    for words in words {
-        for script in words.results {
-            let outcome = bench.run(job(words.script_type, script)).await;
+    let (mut bench, samples) = bench().await;
+    for samples in samples {
+        for script in samples.results {
+            let outcome = bench.run(job(samples.script_type, script)).await;
             assert_kind(&outcome, Kind::Succeeded, script);
             assert_eq!((outcome.result("a"), outcome.result("b")), ("1", "x y"), "{script}");
         }
-        let mut execution = job(words.script_type, words.reads);
+        let mut execution = job(samples.script_type, samples.reads);
         execution.inputs = inputs(&[("rows", "1461")]);
-        assert_eq!(bench.run(execution).await.log, "1461\n", "{}", words.reads);
+        assert_eq!(bench.run(execution).await.log, "1461\n", "{}", samples.reads);
     }
     // Nobody waits for that before a job ends.
     let gone = || async { bench.attempts().is_empty().then_some(()) };
@@ -136,10 +136,10 @@ async fn every_language_gives_results_in_all_its_forms() {
 
 #[tokio::test]
 async fn every_failure_has_its_code() {
-    let (mut bench, words) = bench().await;
-    for words in words {
-        let outcome = bench.run(job(words.script_type, words.fails)).await;
-        assert_kind(&outcome, Kind::Failed, words.fails);
+    let (mut bench, samples) = bench().await;
+    for samples in samples {
+        let outcome = bench.run(job(samples.script_type, samples.fails)).await;
+        assert_kind(&outcome, Kind::Failed, samples.fails);
         assert_eq!(outcome.end.exit_code, Some(3), "{outcome:?}");
         assert_eq!(outcome.end.reason.as_ref().map(|reason| reason.code), Some(ReasonCode::ExitCode));
         assert!(outcome.log.contains("gone wrong"), "{outcome:?}");
@@ -149,24 +149,24 @@ async fn every_failure_has_its_code() {
 
 #[tokio::test]
 async fn output_is_bounded_in_every_language() {
-    let (mut bench, words) = bench().await;
-    for words in words {
-        let outcome = bench.run(job(words.script_type, words.floods)).await;
-        assert_kind(&outcome, Kind::Succeeded, words.floods);
+    let (mut bench, samples) = bench().await;
+    for samples in samples {
+        let outcome = bench.run(job(samples.script_type, samples.floods)).await;
+        assert_kind(&outcome, Kind::Succeeded, samples.floods);
         let printed = outcome.log.matches(['x', '\n']).count() as u64;
         let most = OUTPUT_BYTES_MAX + 17 * 1024;
-        assert!((OUTPUT_BYTES_MAX..most).contains(&printed), "{printed}: {}", words.floods);
-        assert_eq!(outcome.log.matches("was dropped").count(), 1, "{}", words.floods);
-        assert!(outcome.log.contains("still"), "{}", words.floods);
+        assert!((OUTPUT_BYTES_MAX..most).contains(&printed), "{printed}: {}", samples.floods);
+        assert_eq!(outcome.log.matches("was dropped").count(), 1, "{}", samples.floods);
+        assert!(outcome.log.contains("still"), "{}", samples.floods);
     }
 }
 
 #[tokio::test]
 async fn every_language_can_be_stopped() {
-    let (mut bench, words) = bench().await;
-    for words in words {
-        for script in words.endless {
-            let mut execution = job(words.script_type, script);
+    let (mut bench, samples) = bench().await;
+    for samples in samples {
+        for script in samples.endless {
+            let mut execution = job(samples.script_type, script);
             execution.timeout_secs = 0;
             let key = bench.accept(execution).await;
             bench.printed(key, "ready").await;
@@ -180,11 +180,11 @@ async fn every_language_can_be_stopped() {
 
 #[tokio::test]
 async fn every_language_runs_out_of_time() {
-    let (mut bench, words) = bench().await;
-    for words in words {
-        for script in words.endless {
+    let (mut bench, samples) = bench().await;
+    for samples in samples {
+        for script in samples.endless {
             let begin = std::time::Instant::now();
-            let mut execution = job(words.script_type, script);
+            let mut execution = job(samples.script_type, script);
             execution.timeout_secs = 2;
             let outcome = bench.run(execution).await;
             assert_kind(&outcome, Kind::TimedOut, script);

@@ -46,9 +46,10 @@ fn interpreters(work: &Path) -> Vec<processes::ProcessSnapshot> {
     let file = work.canonicalize().expect("a directory").join("runtimes");
     let is_one = |process: &processes::ProcessSnapshot| {
         let line = std::fs::read(format!("/proc/{}/cmdline", process.pid)).unwrap_or_default();
-        let mut words = line.split(|byte| *byte == 0);
-        words
-            .any(|word| word.starts_with(file.as_os_str().as_encoded_bytes()) && word.ends_with(b"zygote.py"))
+        let mut arguments = line.split(|byte| *byte == 0);
+        arguments.any(|argument| {
+            argument.starts_with(file.as_os_str().as_encoded_bytes()) && argument.ends_with(b"zygote.py")
+        })
     };
     let mut found: Vec<_> = processes::all().expect("a list").into_iter().filter(is_one).collect();
     found.sort_by_key(|process| (process.start_ticks, process.pid));
@@ -504,8 +505,8 @@ async fn nothing_is_left_when_the_runner_ends() {
 
 /// Returns true if an interpreter that scripts of any user can reach has pip.
 fn has_pip() -> bool {
-    let asked = std::process::Command::new("/usr/bin/python3").args(["-m", "pip", "--version"]).output();
-    asked.is_ok_and(|output| output.status.success())
+    let probe = std::process::Command::new("/usr/bin/python3").args(["-m", "pip", "--version"]).output();
+    probe.is_ok_and(|output| output.status.success())
 }
 
 /// Modules on PYTHONPATH come behind those beside the script, and before those of the interpreter.

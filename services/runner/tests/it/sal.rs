@@ -162,15 +162,15 @@ async fn programs_end_with_the_job() {
 /// A small server: each path answers in its own way. It keeps what it was asked.
 struct ScriptTestServer {
     address: SocketAddr,
-    asked: Arc<Mutex<Vec<String>>>,
+    requests: Arc<Mutex<Vec<String>>>,
 }
 
 impl ScriptTestServer {
     fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("its address");
-        let asked = Arc::new(Mutex::new(Vec::new()));
-        let keeps = Arc::clone(&asked);
+        let requests = Arc::new(Mutex::new(Vec::new()));
+        let keeps = Arc::clone(&requests);
         std::thread::spawn(move || {
             // Never closed: a request that is not answered.
             let mut open = Vec::new();
@@ -180,15 +180,15 @@ impl ScriptTestServer {
                 }
             }
         });
-        Self { address, asked }
+        Self { address, requests }
     }
 
-    fn asked(&self) -> String {
-        self.asked.lock().expect("nobody panicked").join("\n")
+    fn requests(&self) -> String {
+        self.requests.lock().expect("nobody panicked").join("\n")
     }
 }
 
-fn answer(mut stream: TcpStream, own: SocketAddr, asked: &Mutex<Vec<String>>) -> Option<TcpStream> {
+fn answer(mut stream: TcpStream, own: SocketAddr, requests: &Mutex<Vec<String>>) -> Option<TcpStream> {
     let mut request = Vec::new();
     let mut byte = [0];
     while !request.ends_with(b"\r\n\r\n") && stream.read(&mut byte).ok()? == 1 {
@@ -199,7 +199,7 @@ fn answer(mut stream: TcpStream, own: SocketAddr, asked: &Mutex<Vec<String>>) ->
     let mut body = vec![0; len.unwrap_or(0)];
     stream.read_exact(&mut body).ok()?;
     let body = String::from_utf8_lossy(&body).into_owned();
-    asked.lock().ok()?.push(format!("{head}{body}"));
+    requests.lock().ok()?.push(format!("{head}{body}"));
     let port = own.port();
     let path = head.split(' ').nth(1).unwrap_or_default();
     let (status, extra, body) = match path {
@@ -251,11 +251,11 @@ async fn allowed_hosts_answer() {
     ] {
         assert_eq!(outcome.result(key), expected, "{key}");
     }
-    let asked = server.asked();
+    let requests = server.requests();
     for part in
         ["get /hello?q=1 http/1.1", "content-type: application/json", "put /bad", "x-b: b", "get /hello "]
     {
-        assert!(asked.contains(part), "{part}: {asked}");
+        assert!(requests.contains(part), "{part}: {requests}");
     }
 }
 

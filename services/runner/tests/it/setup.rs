@@ -130,7 +130,7 @@ impl RunnerTestBench {
                 let log = self.logs.remove(&key).unwrap_or_default();
                 return AttemptTestOutcome { end, log };
             }
-            self.hear().await;
+            self.read_events().await;
         }
     }
 
@@ -138,11 +138,11 @@ impl RunnerTestBench {
     pub(crate) async fn printed_of(&mut self, key: JobKey, text: &str) {
         while !self.logs.get(&key).is_some_and(|log| log.contains(text)) {
             assert!(!self.ended.contains_key(&key), "it ended before it printed {text:?}: {:?}", self.ended);
-            self.hear().await;
+            self.read_events().await;
         }
     }
 
-    async fn hear(&mut self) {
+    async fn read_events(&mut self) {
         for event in self.reader.next(pending()).await.expect("events") {
             match event.kind {
                 QueueEventKind::Log(piece) => {

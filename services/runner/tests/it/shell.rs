@@ -106,8 +106,8 @@ async fn a_job_that_failed_for_want_of_the_network_says_so() {
     let address = "python3 -c 'import socket; socket.create_connection((\"192.0.2.1\", 80))'";
     for script in [python, address] {
         let outcome = bench.run(shell(script)).await;
-        let said = "the script exited with 1; by its output it wanted the network, which this job does not have: `network: true`";
-        assert!(outcome.reason().contains(said), "{outcome:?}");
+        let hint = "the script exited with 1; by its output it wanted the network, which this job does not have: `network: true`";
+        assert!(outcome.reason().contains(hint), "{outcome:?}");
     }
     let outcome = bench.run(shell("cat /nowhere")).await;
     assert!(!outcome.reason().contains("network"), "{outcome:?}");

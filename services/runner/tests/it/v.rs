@@ -8,8 +8,8 @@ use crate::setup::{RunnerTestBench, place, settings};
 
 /// Returns true if a `v` works for the current user.
 fn is_installed() -> bool {
-    let asked = std::process::Command::new("v").arg("version").output();
-    asked.is_ok_and(|output| output.status.success() && output.stdout.starts_with(b"V "))
+    let version = std::process::Command::new("v").arg("version").output();
+    version.is_ok_and(|output| output.status.success() && output.stdout.starts_with(b"V "))
 }
 
 #[tokio::test]

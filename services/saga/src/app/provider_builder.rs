@@ -85,7 +85,7 @@ impl App {
                     trust_domain,
                     secrets: Arc::clone(secrets),
                     context_of: Arc::new(context_of),
-                    notify: Arc::new(move |command, word| calls.notify(command, word)),
+                    notify: Arc::new(move |command, message| calls.notify(command, message)),
                 };
                 Arc::new(FlowProvider::new(flow, files, around))
             }

@@ -291,7 +291,7 @@ impl App {
 
     /// Follows the definitions that other replicas put in force, as heartbeats report them.
     pub(super) async fn follow_definitions(&self) {
-        let (mut heard, mut in_force) = (self.beats.heard(), self.definitions.subscribe());
+        let (mut feed, mut in_force) = (self.beats.feed(), self.definitions.subscribe());
         loop {
             let read = self.definitions.refresh().await;
             let changed = match read {
@@ -301,13 +301,13 @@ impl App {
                         self.take_over(&now);
                     }
                     tokio::select! {
-                        changed = heard.view.changed() => changed,
+                        changed = feed.view.changed() => changed,
                         changed = in_force.changed() => changed,
                     }
                 }
                 Err(error) => {
                     tracing::error!("definitions of another replica are not in force here: {error}");
-                    heard.beats.changed().await
+                    feed.beats.changed().await
                 }
             };
             if changed.is_err() {

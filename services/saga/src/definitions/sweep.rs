@@ -44,10 +44,10 @@ impl Definitions {
         saga: &mut ActiveSaga,
         now: u64,
     ) -> Result<(), DefinitionError> {
-        let is_asked = |older: &SupersededSaga| {
+        let needs_check = |older: &SupersededSaga| {
             older.is_settled(now) && (older.unpinned.is_none() || older.is_over(now))
         };
-        if !saga.older.iter().any(is_asked) {
+        if !saga.older.iter().any(needs_check) {
             return Ok(());
         }
         // If it is unknown which versions are pinned, any may be.

@@ -396,8 +396,8 @@ impl CallTask {
             tokio::select! {
                 answer = &mut sending => return Ok(Some(answer)),
                 Some(message) = self.messages.recv() => match message {
-                    CallMessage::Ask(asking) => {
-                        self.handle_request(ledger, effect, asking).await?;
+                    CallMessage::Request(pending) => {
+                        self.handle_request(ledger, effect, pending).await?;
                         if ledger.row.state.is_end() {
                             return Ok(None);
                         }
@@ -415,25 +415,25 @@ impl CallTask {
         &self,
         ledger: &mut LedgerEntry,
         effect: &Arc<Effect>,
-        mut asking: Box<PendingCallRequest>,
+        mut pending: Box<PendingCallRequest>,
     ) -> Result<(), LaneExit> {
         let now = self.now().await?;
-        asking.asked.redact(effect);
-        let handled = ledger.row.apply_request(&asking.asked, now);
+        pending.call_request.redact(effect);
+        let handled = ledger.row.apply_request(&pending.call_request, now);
         let runs = matches!(handled, Ok(true));
-        let answer = LaneRequestAnswer::of_call(&asking.by, handled.err());
-        let reply = match self.commit(ledger, Some((&asking.by, &answer))).await? {
+        let answer = LaneRequestAnswer::of_call(&pending.by, handled.err());
+        let reply = match self.commit(ledger, Some((&pending.by, &answer))).await? {
             true => answer,
             false => {
                 // The request is a repeat: it gets its first answer.
-                let key = LaneRequestAnswer::key(&asking.by.request);
+                let key = LaneRequestAnswer::key(&pending.by.request);
                 let known = self.shared.rows.get(&key).await?;
                 let known =
                     known.map(|row| self.shared.rows.decode::<LaneRequestAnswer>(&row)).transpose()?;
-                known.map_or(answer, |known| known.again(&asking.by.request_hash))
+                known.map_or(answer, |known| known.again(&pending.by.request_hash))
             }
         };
-        asking.answer(self.shared.rows.around(), &reply).await;
+        pending.answer(self.shared.rows.around(), &reply).await;
         if runs && ledger.row.is_unwanted {
             self.stop(ledger, effect).await;
         }
@@ -444,8 +444,8 @@ impl CallTask {
     fn give_back(&mut self) {
         self.messages.close();
         while let Some(message) = self.later.pop_front().or_else(|| self.messages.try_recv().ok()) {
-            if let CallMessage::Ask(asking) = message {
-                asking.give_back();
+            if let CallMessage::Request(pending) = message {
+                pending.give_back();
             }
         }
     }
@@ -476,13 +476,13 @@ impl CallTask {
     async fn ask(&self, ledger: &mut LedgerEntry, effect: &Arc<Effect>) -> Result<(), LaneExit> {
         let call = self.call(ledger, effect, None);
         let limit = effect.timeouts.start_to_close;
-        let asked = tokio::select! {
-            asked = tokio::time::timeout(limit, self.shared.lane.provider.ask(&call)) => asked,
+        let answer = tokio::select! {
+            answer = tokio::time::timeout(limit, self.shared.lane.provider.ask(&call)) => answer,
             // The next owner of the lane asks again.
             () = self.shared.rows.around().cut.cancelled() => return Ok(()),
         };
         let now = self.now().await?;
-        self.legal(ledger.row.record_query_answer(effect, asked.ok().flatten(), rand::random(), now))?;
+        self.legal(ledger.row.record_query_answer(effect, answer.ok().flatten(), rand::random(), now))?;
         self.keep(ledger).await?;
         if ledger.row.state == EffectState::Waiting && ledger.row.is_unwanted {
             self.stop(ledger, effect).await;
@@ -542,7 +542,7 @@ impl CallTask {
                 let _ = ledger.row.record_answer(effect, answer, rand::random(), now);
             }
             CallMessage::Beat => ledger.row.record_heartbeat(effect, now),
-            CallMessage::Ask(asking) => self.handle_request(ledger, effect, asking).await?,
+            CallMessage::Request(pending) => self.handle_request(ledger, effect, pending).await?,
         }
         self.keep(ledger).await?;
         Ok(true)

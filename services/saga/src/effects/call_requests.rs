@@ -30,7 +30,7 @@ use crate::sagas::{DeadLetterRow, NOBODY};
 #[derive(Debug)]
 pub struct PendingCallRequest {
     pub(super) command: CommandId,
-    pub(super) asked: EffectCallRequest,
+    pub(super) call_request: EffectCallRequest,
     pub(super) by: CallRequestOrigin,
     /// Message of the request, which is settled with the answer; `None` if it was read ahead.
     message: Option<(u64, ReceiptHandle)>,
@@ -90,7 +90,8 @@ impl EffectLaneOwner {
         message: LaneRequestMessage<EffectLaneRequest>,
         delivered: &broker::StreamDelivery,
     ) -> Result<bool, LaneExit> {
-        let LaneRequestMessage { tenant_id: _, request_id, lane, word, request_hash, reply_to } = message;
+        let LaneRequestMessage { tenant_id: _, request_id, lane, word: lane_request, request_hash, reply_to } =
+            message;
         if lane != self.shared.rows.lane.to_string() {
             return Ok(true);
         }
@@ -100,10 +101,10 @@ impl EffectLaneOwner {
             millis: delivered.stored_millis,
             reply_to,
         };
-        match word {
-            EffectLaneRequest::Call { command, asked } => {
+        match lane_request {
+            EffectLaneRequest::Call { command, asked: call_request } => {
                 let message = Some((delivered.sequence, delivered.receipt.clone()));
-                self.ask_call(command, asked, by, message).await?;
+                self.ask_call(command, call_request, by, message).await?;
                 return Ok(false);
             }
             EffectLaneRequest::Purge { letter } | EffectLaneRequest::Redrive { letter, skip: true } => {
@@ -133,63 +134,73 @@ impl EffectLaneOwner {
         message: LaneRequestMessage<EffectLaneRequest>,
         stored_millis: u64,
     ) -> Result<(), LaneExit> {
-        let LaneRequestMessage { tenant_id: _, request_id, lane: _, word, request_hash, reply_to } = message;
+        let LaneRequestMessage {
+            tenant_id: _,
+            request_id,
+            lane: _,
+            word: lane_request,
+            request_hash,
+            reply_to,
+        } = message;
         // Requests about dead letters and the source wait for the first cursor.
-        let EffectLaneRequest::Call { command, asked } = word else { return Ok(()) };
+        let EffectLaneRequest::Call { command, asked: call_request } = lane_request else { return Ok(()) };
         let by = CallRequestOrigin { request: request_id, request_hash, millis: stored_millis, reply_to };
-        self.ask_call(command, asked, by, None).await
+        self.ask_call(command, call_request, by, None).await
     }
 
     async fn ask_call(
         &mut self,
         command: CommandId,
-        asked: EffectCallRequest,
+        call_request: EffectCallRequest,
         by: CallRequestOrigin,
         message: Option<(u64, ReceiptHandle)>,
     ) -> Result<(), LaneExit> {
         let back = self.backs_to.clone();
-        self.ask(Box::new(PendingCallRequest { command, asked, by, message, back })).await
+        self.ask(Box::new(PendingCallRequest { command, call_request, by, message, back })).await
     }
 
     /// Passes a request to its call's task; answers in its place if the call has ended or does not exist.
-    pub(super) async fn ask(&mut self, asking: Box<PendingCallRequest>) -> Result<(), LaneExit> {
-        let asking = match self.shared.lane.calls.sender(asking.command) {
-            Some(words) => match words.try_send(CallMessage::Ask(asking)) {
+    pub(super) async fn ask(&mut self, pending: Box<PendingCallRequest>) -> Result<(), LaneExit> {
+        let pending = match self.shared.lane.calls.sender(pending.command) {
+            Some(sender) => match sender.try_send(CallMessage::Request(pending)) {
                 Ok(()) => return Ok(()),
-                Err(mpsc::error::TrySendError::Full(word)) => {
+                Err(mpsc::error::TrySendError::Full(message)) => {
                     self.lives.spawn(async move {
-                        if let Err(mpsc::error::SendError(CallMessage::Ask(asking))) = words.send(word).await
+                        if let Err(mpsc::error::SendError(CallMessage::Request(pending))) =
+                            sender.send(message).await
                         {
-                            asking.give_back();
+                            pending.give_back();
                         }
                         Ok(())
                     });
                     return Ok(());
                 }
-                Err(mpsc::error::TrySendError::Closed(CallMessage::Ask(asking))) => asking,
+                Err(mpsc::error::TrySendError::Closed(CallMessage::Request(pending))) => pending,
                 Err(mpsc::error::TrySendError::Closed(_)) => return Ok(()),
             },
-            None => asking,
+            None => pending,
         };
         let rows = std::sync::Arc::clone(&self.shared.rows);
-        let call = rows.get(&LaneRowKey::effect(asking.command)).await?;
+        let call = rows.get(&LaneRowKey::effect(pending.command)).await?;
         let refusal = match call.map(|found| rows.decode::<CallRow>(&found)).transpose()? {
             None => RequestRefusal {
                 reason: "EFFECT_NOT_FOUND".to_owned(),
                 message: "there is no such call, or none any more".to_owned(),
             },
             Some(mut call) => {
-                match call.apply_request(&asking.asked, model::Timestamp::from_millis(asking.by.millis)) {
+                match call
+                    .apply_request(&pending.call_request, model::Timestamp::from_millis(pending.by.millis))
+                {
                     Err(refusal) => refusal,
                     // The call's task has ended with the lane: the next owner handles the request.
                     Ok(_) => return Ok(()),
                 }
             }
         };
-        let answer = LaneRequestAnswer::of_call(&asking.by, Some(refusal));
-        let (request, millis) = (&asking.by.request, asking.by.millis);
+        let answer = LaneRequestAnswer::of_call(&pending.by, Some(refusal));
+        let (request, millis) = (&pending.by.request, pending.by.millis);
         let committed = commit_answer(&rows, request, millis, answer, Vec::new(), Vec::new()).await?;
-        asking.answer(rows.around(), &committed).await;
+        pending.answer(rows.around(), &committed).await;
         Ok(())
     }
 
@@ -204,7 +215,7 @@ impl EffectLaneOwner {
                 }
                 Ok(())
             }
-            CallRequestOutcome::Ended(asking) => self.ask(asking).await,
+            CallRequestOutcome::Ended(pending) => self.ask(pending).await,
         }
     }
 

@@ -147,7 +147,7 @@ impl EffectLaneOwner {
                 self.repeat(&command, &delivered, known).await?;
                 true
             }
-            Ok(EffectLaneMessage::Word(word)) => self.handle_request(word, &delivered).await?,
+            Ok(EffectLaneMessage::Word(request)) => self.handle_request(request, &delivered).await?,
             Err((code, why)) => {
                 let note = self.source.note_with(delivered.sequence);
                 self.bury(&delivered, code, &why, note).await?;

@@ -251,7 +251,7 @@ impl EffectLaneOwner {
                     self.cancel(&known, None).await?;
                 }
             }
-            EffectLaneMessage::Word(word) => self.handle_request_ahead(word, stored_millis).await?,
+            EffectLaneMessage::Word(request) => self.handle_request_ahead(request, stored_millis).await?,
         }
         Ok(true)
     }

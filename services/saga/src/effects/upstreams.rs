@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_waits_for_its_provider_while_its_effect_is_left_alone_calls_nobody() {
+    async fn who_waits_for_its_provider_while_its_effect_is_left_alone_makes_no_call() {
         let (upstreams, tenant) = (Upstreams::default(), "acme".parse().expect("a tenant"));
         let limits = CallLimits { concurrency: 1, per_tenant: 1, rate: None };
         let provider = "payment".parse().expect("a name");

@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_rests_holds_up_nobody() {
+    async fn what_rests_holds_up_no_other() {
         let bounds = InFlightLimits::of_bytes(4 * PIECE);
         let (one, other) = (bounds.share(), bounds.share());
         let before = one.take(4 * PIECE).await;

@@ -120,7 +120,7 @@ pub struct Relay {
     /// Rows of the lane.
     pub rows: Arc<LaneStore>,
     /// Messages of the owner.
-    pub words: mpsc::UnboundedReceiver<RelayMessage>,
+    pub messages: mpsc::UnboundedReceiver<RelayMessage>,
     /// Where commands of aggregates go.
     pub commands: mpsc::UnboundedSender<(u64, OutboxRow)>,
 }
@@ -230,7 +230,7 @@ impl Relay {
                     None => {}
                 },
                 // New rows are taken in even while nothing can be sent, so that the backlog is known.
-                word = self.words.recv(), if !is_closed => match word {
+                message = self.messages.recv(), if !is_closed => match message {
                     Some(RelayMessage::Rows(rows)) => self.sort(rows, &mut outbox),
                     Some(RelayMessage::LookAgain) => {
                         publishing = FuturesOrdered::new();

@@ -248,7 +248,7 @@ pub(crate) struct SourceReader {
     /// Receiver of the events.
     pub to: mpsc::Sender<(usize, SourceEvent)>,
     /// Commands of the owner.
-    pub words: mpsc::Receiver<SourceReaderCommand>,
+    pub commands: mpsc::Receiver<SourceReaderCommand>,
     /// Stops the reader.
     pub stop: CancellationToken,
 }
@@ -303,7 +303,7 @@ impl SourceReader {
                 return Ok(());
             }
             loop {
-                match self.words.recv().await {
+                match self.commands.recv().await {
                     Some(SourceReaderCommand::Open) => break,
                     // The cursor was lost on its own meanwhile.
                     Some(SourceReaderCommand::Drop) => {}
@@ -335,8 +335,8 @@ impl SourceReader {
         let mut passed = deliveries.progress();
         loop {
             tokio::select! {
-                word = self.words.recv() => {
-                    word?;
+                command = self.commands.recv() => {
+                    command?;
                     return Some(("disorder", "its deliveries were out of order".to_owned()));
                 }
                 Ok(()) = passed.changed() => {

@@ -15,12 +15,12 @@ pub(super) struct ClockWatch {
 }
 
 impl ClockWatch {
-    /// Notes a reading that was requested at `sent` and arrived at `heard`. Returns by how much the clock was set back since the former
+    /// Notes a reading that was requested at `sent` and arrived at `received`. Returns by how much the clock was set back since the former
     /// reading, if it was.
-    pub(super) fn note(&mut self, sent: Instant, heard: Instant, now: u64) -> Option<Duration> {
-        let (before, heard_before) = self.last.replace((now, heard))?;
+    pub(super) fn note(&mut self, sent: Instant, received: Instant, now: u64) -> Option<Duration> {
+        let (before, received_before) = self.last.replace((now, received))?;
         // At least this time has passed between the two readings.
-        let passed = sent.saturating_duration_since(heard_before);
+        let passed = sent.saturating_duration_since(received_before);
         let expected = Duration::from_millis(before) + passed;
         expected.checked_sub(Duration::from_millis(now)).filter(|back| *back > STEP)
     }
@@ -36,7 +36,7 @@ mod tests {
         let begin = Instant::now();
         let at = |millis: u64| begin + Duration::from_millis(millis);
         let mut watch = ClockWatch::default();
-        for (sent, heard, now, expected) in [
+        for (sent, received, now, expected) in [
             (0, 10, START, None),
             (1_000, 1_010, START + 1_005, None),
             // The answer took long, and was made at its beginning or at its end.
@@ -52,7 +52,7 @@ mod tests {
             // A step back while no reading was taken, hidden by the time in between if only readings are compared.
             (43_000, 43_001, START + 542_000, Some(29_997)),
         ] {
-            let found = watch.note(at(sent), at(heard), now);
+            let found = watch.note(at(sent), at(received), now);
             assert_eq!(found, expected.map(Duration::from_millis), "{sent}");
         }
     }

@@ -116,7 +116,8 @@ pub async fn move_lane(
     request: Option<&ScopedIdempotencyKey>,
 ) -> Result<bool, StoreError> {
     let (beside, key) = (SharedRows::new(Arc::clone(store)), LaneRowKey::lane(lane));
-    let asked = request.map(|request| (LaneRowKey::request(&request.id), RequestRow { hash: request.hash }));
+    let request_row =
+        request.map(|request| (LaneRowKey::request(&request.id), RequestRow { hash: request.hash }));
     loop {
         let mut expect = vec![RowCondition::Revision(
             row(&key),
@@ -129,13 +130,13 @@ pub async fn move_lane(
             }
             None => RowOperation::Delete(row(&key)),
         }];
-        if let Some((key, asked)) = &asked {
+        if let Some((key, request_row)) = &request_row {
             if let Some(found) = beside.get(key).await? {
-                return Ok(read::<RequestRow>(key, &found)? == *asked);
+                return Ok(read::<RequestRow>(key, &found)? == *request_row);
             }
             expect.push(RowCondition::Revision(row(key), 0));
             let until = beside.now().await?.saturating_add(REQUESTS_MILLIS);
-            ops.push(RowOperation::PutUntil(row(key), encode(asked).into(), until));
+            ops.push(RowOperation::PutUntil(row(key), encode(request_row).into(), until));
         }
         if let CommitOutcome::Committed(_) = beside.commit(expect, ops).await? {
             return Ok(true);

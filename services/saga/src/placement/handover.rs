@@ -23,7 +23,7 @@ pub(super) struct LaneHandover {
     /// The lane.
     pub(super) lane: WorkflowLane,
     /// Feed of the other replicas.
-    pub(super) heard: SagaReplicaFeed,
+    pub(super) feed: SagaReplicaFeed,
     /// Environment that the lane works in.
     pub(super) around: LaneEnvironment,
     /// How long calls under way may take to end.
@@ -72,7 +72,7 @@ impl LaneHandover {
         let mut is_logged = false;
         loop {
             // Marked as seen before the row is read: a later change is noticed after the next heartbeat.
-            self.heard.beats.borrow_and_update();
+            self.feed.beats.borrow_and_update();
             match self.holder().await {
                 Ok(None) => return,
                 Ok(Some(holder)) if begin.elapsed() > self.grace + SLACK => {
@@ -86,7 +86,7 @@ impl LaneHandover {
                 }
                 Err(why) => tracing::warn!(lane = %self.lane, "the owner of the lane is unknown: {why}"),
             }
-            if self.heard.beats.changed().await.is_err() {
+            if self.feed.beats.changed().await.is_err() {
                 // The heartbeats have ended: this replica is ending.
                 return std::future::pending().await;
             }
@@ -100,7 +100,7 @@ impl LaneHandover {
         let found = read.map_err(|error| error.to_string())?.pop().flatten();
         let Some(found) = found else { return Ok(None) };
         let owner: OwnerRow = decode(&found.value).map_err(|error| error.to_string())?;
-        let view = self.heard.view.borrow();
+        let view = self.feed.view.borrow();
         if view.members.is_empty() {
             return Err("the live replicas are not known".to_owned());
         }

@@ -104,7 +104,7 @@ impl SagaHeartbeats {
 
     /// Subscribes to what the heartbeats learn.
     #[must_use]
-    pub fn heard(&self) -> SagaReplicaFeed {
+    pub fn feed(&self) -> SagaReplicaFeed {
         SagaReplicaFeed { view: self.view.subscribe(), beats: self.beats.subscribe() }
     }
 
@@ -141,8 +141,8 @@ impl SagaHeartbeats {
                 () = draining.cancelled(), if !is_known_draining => {}
             }
             is_known_draining = draining.is_cancelled();
-            let words = self.words(&drained.borrow_and_update(), is_known_draining);
-            self.beat(words, &mut pulse, condition).await;
+            let announcement = self.announcement(&drained.borrow_and_update(), is_known_draining);
+            self.beat(announcement, &mut pulse, condition).await;
         }
     }
 
@@ -155,7 +155,7 @@ impl SagaHeartbeats {
         self.store.heartbeat(&beat).await.map(drop)
     }
 
-    fn words(&self, drained: &BTreeSet<TenantId>, is_draining: bool) -> Bytes {
+    fn announcement(&self, drained: &BTreeSet<TenantId>, is_draining: bool) -> Bytes {
         let member = PlacementMember {
             name: String::new(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -168,18 +168,23 @@ impl SagaHeartbeats {
         serde_json::to_vec(&member).unwrap_or_default().into()
     }
 
-    fn beat_of(&self, words: Bytes, ttl: Duration, takes_name: bool) -> StoreHeartbeat {
+    fn beat_of(&self, announcement: Bytes, ttl: Duration, takes_name: bool) -> StoreHeartbeat {
         let SagaReplicaIdentity { name, session, .. } = &self.identity;
         StoreHeartbeat {
-            replica: Replica { name: name.clone(), session: *session, words },
+            replica: Replica { name: name.clone(), session: *session, words: announcement },
             ttl,
             is_takeover: takes_name,
         }
     }
 
     /// Sends one heartbeat, and publishes what its answer says.
-    async fn beat(&self, words: Bytes, pulse: &mut SagaHeartbeatState, condition: &ReadinessCondition) {
-        let beat = self.beat_of(words, LEASE, pulse.last.is_none());
+    async fn beat(
+        &self,
+        announcement: Bytes,
+        pulse: &mut SagaHeartbeatState,
+        condition: &ReadinessCondition,
+    ) {
+        let beat = self.beat_of(announcement, LEASE, pulse.last.is_none());
         // In a store of a single process no other replica can take a lane meanwhile.
         let is_shared = self.store.capabilities().shared;
         let sent = Instant::now();

@@ -74,17 +74,17 @@ pub(crate) async fn reports(
     let mut reports: Vec<_> = reports.collect::<Vec<_>>().await.into_iter().collect::<Result<_, _>>()?;
     // Without a connection every one of these requests would time out.
     if around.broker.connection().borrow().connected {
-        let mut asked = Vec::new();
+        let mut queries = Vec::new();
         for LaneReport { lane, sources, .. } in &mut reports {
             for source in sources {
                 let consumer = source.source.consumer(lane);
                 let broker = &around.broker;
-                asked.push(async move {
+                queries.push(async move {
                     source.pending = pending(&**broker, source.stream, &consumer).await;
                 });
             }
         }
-        stream::iter(asked).buffer_unordered(AT_ONCE).collect::<Vec<()>>().await;
+        stream::iter(queries).buffer_unordered(AT_ONCE).collect::<Vec<()>>().await;
     }
     Ok(reports)
 }

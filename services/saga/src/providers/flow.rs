@@ -86,11 +86,10 @@ impl FlowProvider {
     /// Makes the provider, which watches a context from the first call there on. Needs a running runtime.
     #[must_use]
     pub fn new(transport: &FlowTransport, files: FlowFiles, around: EffectFlowEnvironment) -> Self {
-        let EffectFlowEnvironment { scheduler, storage, trust_domain, secrets, context_of, notify: tell } =
-            around;
+        let EffectFlowEnvironment { scheduler, storage, trust_domain, secrets, context_of, notify } = around;
         let actor = (ActorId(transport.actor), transport.signing_key.clone());
         let client = FlowClient::new((scheduler, storage), actor, trust_domain, secrets);
-        Self { client, files, context_of, notify: tell, watches: Mutex::default() }
+        Self { client, files, context_of, notify, watches: Mutex::default() }
     }
 
     /// Scope of a tenant's flows, and the watch of its context.

@@ -26,7 +26,7 @@ use workflow::provider::{
     TextOrSecret, UnknownOutcomePolicy,
 };
 
-use self::response::{EffectHttpResponse, RedirectDecision, answer_to_ask, answer_to_call};
+use self::response::{EffectHttpResponse, RedirectDecision, answer_to_call, answer_to_query};
 use super::{CallProvider, ProviderCall};
 use crate::secrets::{SecretError, Secrets};
 
@@ -137,7 +137,7 @@ impl HttpProvider {
     /// Sends a request, and follows redirects as far as that repeats no change and reaches no other host.
     async fn exchange(
         &self,
-        mut ask: EgressRequest,
+        mut request: EgressRequest,
         call: &ProviderCall,
         departure: impl SendObserver + Clone,
     ) -> Result<EffectHttpResponse, ProviderAnswer> {
@@ -146,21 +146,21 @@ impl HttpProvider {
             Some(name) => self.private_trust(call, name)?,
         };
         for _ in 0..REDIRECTIONS_MAX {
-            let heard = self.send_once(&trust, &ask, departure.clone()).await?;
-            let RedirectDecision::On(to) = heard.lead else { return Ok(heard) };
-            ask.redirect_to(to);
+            let response = self.send_once(&trust, &request, departure.clone()).await?;
+            let RedirectDecision::On(to) = response.lead else { return Ok(response) };
+            request.redirect_to(to);
         }
-        self.send_once(&trust, &ask, departure).await
+        self.send_once(&trust, &request, departure).await
     }
 
     async fn send_once(
         &self,
         trust: &TrustAnchors,
-        ask: &EgressRequest,
+        request: &EgressRequest,
         departure: impl SendObserver,
     ) -> Result<EffectHttpResponse, ProviderAnswer> {
-        let cause = match send_once(trust, &self.hosts, ask, BODY_BYTES_MAX, departure).await {
-            Ok(reply) => return Ok(EffectHttpResponse::whole(self.lead(ask, &reply), reply)),
+        let cause = match send_once(trust, &self.hosts, request, BODY_BYTES_MAX, departure).await {
+            Ok(reply) => return Ok(EffectHttpResponse::whole(self.lead(request, &reply), reply)),
             Err(cause) => cause,
         };
         let why = error_chain(&cause);
@@ -170,18 +170,18 @@ impl HttpProvider {
             EgressFailure::Unreachable(_) => ProviderAnswer::Passing { why, after: None },
             EgressFailure::Http(_) => ProviderAnswer::Unknown { why: format!("no answer: {why}") },
             EgressFailure::TooLong { reply, .. } | EgressFailure::Body { reply, .. } => {
-                return Ok(EffectHttpResponse::cut(self.lead(ask, &reply), *reply, why));
+                return Ok(EffectHttpResponse::cut(self.lead(request, &reply), *reply, why));
             }
         })
     }
 
     /// Returns the target of a redirect. It is followed to the same server with the same method; a GET also to another allowed port of
     /// that host, unless encryption would be lost. A redirect to another host is never followed.
-    fn lead(&self, ask: &EgressRequest, reply: &EgressResponse) -> RedirectDecision {
-        let Some(to) = ask.redirection(reply) else { return RedirectDecision::Nowhere };
-        if (to.scheme(), to.authority()) == (ask.uri().scheme(), ask.uri().authority()) {
+    fn lead(&self, request: &EgressRequest, reply: &EgressResponse) -> RedirectDecision {
+        let Some(to) = request.redirection(reply) else { return RedirectDecision::Nowhere };
+        if (to.scheme(), to.authority()) == (request.uri().scheme(), request.uri().authority()) {
             let keeps_method = matches!(reply.status.as_u16(), 307 | 308);
-            return if keeps_method || *ask.method() == Method::GET {
+            return if keeps_method || *request.method() == Method::GET {
                 RedirectDecision::On(to)
             } else {
                 RedirectDecision::Nowhere
@@ -189,7 +189,7 @@ impl HttpProvider {
         }
         let is_tls = to.scheme() == Some(&Scheme::HTTPS);
         let port = to.port_u16().unwrap_or(if is_tls { 443 } else { 80 });
-        let (host, here) = (to.host().unwrap_or_default(), ask.uri().host().unwrap_or_default());
+        let (host, here) = (to.host().unwrap_or_default(), request.uri().host().unwrap_or_default());
         let elsewhere = |rule, why| {
             let message = format!("the upstream leads on to {host}:{port}, {why}");
             RedirectDecision::Elsewhere(refusal(rule, host, port, &message))
@@ -200,7 +200,8 @@ impl HttpProvider {
         if !host.eq_ignore_ascii_case(here) {
             return elsewhere("redirect", "and redirections to other hosts are not followed");
         }
-        let is_followed = *ask.method() == Method::GET && (is_tls || ask.uri().scheme() == to.scheme());
+        let is_followed =
+            *request.method() == Method::GET && (is_tls || request.uri().scheme() == to.scheme());
         if is_followed { RedirectDecision::On(to) } else { RedirectDecision::Nowhere }
     }
 
@@ -214,12 +215,12 @@ impl HttpProvider {
     }
 
     async fn make(&self, call: &ProviderCall, http: &HttpCall) -> Result<ProviderAnswer, ProviderAnswer> {
-        let mut ask = self.ask_of(call, &http.request)?;
+        let mut request = self.render(call, &http.request)?;
         let key = HeaderValue::from_str(&call.command.to_string());
         let key = key.map_err(|error| RequestBuildError::Request(error.to_string()))?;
-        ask.headers.insert(IDEMPOTENCY_KEY, key);
-        let heard = self.exchange(ask, call, call.sent.clone()).await?;
-        Ok(answer_to_call(call, http, &heard))
+        request.headers.insert(IDEMPOTENCY_KEY, key);
+        let response = self.exchange(request, call, call.sent.clone()).await?;
+        Ok(answer_to_call(call, http, &response))
     }
 
     async fn query(
@@ -229,20 +230,20 @@ impl HttpProvider {
     ) -> Result<Option<ProviderAnswer>, ProviderAnswer> {
         let UnknownOutcomePolicy::Query(query) = &call.effect.unknown else { return Ok(None) };
         // Without the idempotency key, which belongs to the request of the call itself.
-        let ask = self.ask_of(call, &query.request)?;
-        let heard = self.exchange(ask, call, ()).await?;
-        match (answer_to_ask(call, http, query, &heard), heard.lead) {
+        let request = self.render(call, &query.request)?;
+        let response = self.exchange(request, call, ()).await?;
+        match (answer_to_query(call, http, query, &response), response.lead) {
             (None, RedirectDecision::Elsewhere(refusal)) => Err(refusal),
             (answer, _) => Ok(answer),
         }
     }
 
-    fn ask_of(
+    fn render(
         &self,
         call: &ProviderCall,
-        request: &HttpRequestTemplate,
+        template: &HttpRequestTemplate,
     ) -> Result<EgressRequest, RequestBuildError> {
-        request::HttpRequestRenderer { provider: self, call }.ask(request)
+        request::HttpRequestRenderer { provider: self, call }.render(template)
     }
 }
 

@@ -107,11 +107,11 @@ pub(super) async fn list(
         correlation: name("correlation_id", &correlation_id, &mut violations),
         code,
     };
-    let asked = PageRequest::parse(page_size, &page_token, &mut violations);
+    let page_request = PageRequest::parse(page_size, &page_token, &mut violations);
     let tenant = violations.into_result(tenant).map_err(Error::from)?;
     api.read(caller, &tenant).await?;
     let reads = api.reads();
-    let asked = SagaPageRequest::new(asked, SagaPageKind::Letters, caller, &tenant, &filter)?;
+    let page_request = SagaPageRequest::new(page_request, SagaPageKind::Letters, caller, &tenant, &filter)?;
     let range = filter.correlation.as_ref().map_or_else(|| StoreTable::Dead.range(), LaneRowKey::dead_of);
     let lanes = match (&filter.saga, &filter.correlation) {
         (Some(saga), Some(correlation)) => reads.lane_of(&tenant, saga, correlation).into_iter().collect(),
@@ -120,7 +120,7 @@ pub(super) async fn list(
     };
     let stretches: Vec<_> = lanes.into_iter().map(|lane| LaneRange { lane, range: range.clone() }).collect();
     let listed = DeadLetterListing { reads: &reads, tenant: &tenant, filter: &filter };
-    let (dead_letters, next_page_token) = page(&reads, &asked, &stretches, &listed).await?;
+    let (dead_letters, next_page_token) = page(&reads, &page_request, &stretches, &listed).await?;
     Ok(ListSagaDeadLettersResponse { dead_letters, next_page_token })
 }
 
@@ -144,7 +144,7 @@ pub(super) async fn get(
 /// Letters that a request names, and the request to their owners.
 struct DeadLetterSelection {
     letters: Vec<(DeadLetterName, Option<DeadLetterRow>)>,
-    speaker: OperatorRequest,
+    operator_request: OperatorRequest,
 }
 
 /// Fields that requests about letters have in common.
@@ -190,7 +190,10 @@ async fn named(
         let row = reads.row(&name.lane, name.key.clone()).await.map_err(failed)?;
         letters.push((name, row));
     }
-    Ok(DeadLetterSelection { letters, speaker: OperatorRequest::new(actor, &tenant, request.as_ref(), hash) })
+    Ok(DeadLetterSelection {
+        letters,
+        operator_request: OperatorRequest::new(actor, &tenant, request.as_ref(), hash),
+    })
 }
 
 /// Suffix of the request id for one of the letters.
@@ -238,14 +241,14 @@ pub(super) async fn redrive(
         request_id: &request_id,
         hash: hash_of("RedriveSagaDeadLetters", &request),
     };
-    let DeadLetterSelection { letters, speaker } = named(api, caller, head, violations).await?;
+    let DeadLetterSelection { letters, operator_request } = named(api, caller, head, violations).await?;
     let reads = api.reads();
     // A letter that is gone must have been handled by an earlier try of this request; otherwise nothing is done.
     let mut known: Vec<Option<LaneRequestAnswer>> = Vec::with_capacity(letters.len());
     for (number, (name, row)) in letters.iter().enumerate() {
-        let key = LaneRequestAnswer::key(&format!("{}{}", speaker.request, part(number)));
+        let key = LaneRequestAnswer::key(&format!("{}{}", operator_request.request, part(number)));
         let answer: Option<LaneRequestAnswer> = reads.row(&name.lane, key).await.map_err(failed)?;
-        let answer = answer.filter(|answer| speaker.is_answer(answer));
+        let answer = answer.filter(|answer| operator_request.is_answer(answer));
         if row.is_none() && answer.is_none() {
             return Err(no_letter(&name.to_string()));
         }
@@ -263,18 +266,19 @@ pub(super) async fn redrive(
                 match &name.lane {
                     WorkflowLane::Saga { .. } => {
                         let data = data.clone();
-                        let word = SagaLaneRequest::Redrive { correlation, letter, skip: request.skip, data };
-                        api.send_request(&speaker, &part, to, word).await?
+                        let lane_request =
+                            SagaLaneRequest::Redrive { correlation, letter, skip: request.skip, data };
+                        api.send_request(&operator_request, &part, to, lane_request).await?
                     }
                     WorkflowLane::Effect { .. } => {
-                        let word = EffectLaneRequest::Redrive { letter, skip: request.skip };
-                        api.send_request(&speaker, &part, to, word).await?
+                        let lane_request = EffectLaneRequest::Redrive { letter, skip: request.skip };
+                        api.send_request(&operator_request, &part, to, lane_request).await?
                     }
                 }
             }
             (None, None) => return Err(no_letter(&name.to_string())),
         };
-        let answer = passed_on(api, name, &speaker, number, answer).await?;
+        let answer = passed_on(api, name, &operator_request, number, answer).await?;
         redrives.push(redriven(name, &answer));
     }
     Ok(RedriveSagaDeadLettersResponse { redrives })
@@ -284,7 +288,7 @@ pub(super) async fn redrive(
 async fn passed_on(
     api: &SagaApi,
     name: &DeadLetterName,
-    speaker: &OperatorRequest,
+    operator_request: &OperatorRequest,
     number: usize,
     answer: LaneRequestAnswer,
 ) -> Result<LaneRequestAnswer, Status> {
@@ -295,7 +299,7 @@ async fn passed_on(
     };
     let reads = api.reads();
     let Some(lane) = reads.lane_of(tenant, saga, to) else { return Ok(answer) };
-    let request = crate::sagas::passed_on(&format!("{}{}", speaker.request, part(number)));
+    let request = crate::sagas::passed_on(&format!("{}{}", operator_request.request, part(number)));
     let there = reads.row(&lane, LaneRequestAnswer::key(&request)).await.map_err(failed)?;
     Ok(there.unwrap_or(answer))
 }
@@ -343,16 +347,16 @@ pub(super) async fn purge(
         request_id: &request_id,
         hash: hash_of("PurgeSagaDeadLetters", &request),
     };
-    let DeadLetterSelection { letters, speaker } = named(api, caller, head, violations).await?;
+    let DeadLetterSelection { letters, operator_request } = named(api, caller, head, violations).await?;
     let reads = api.reads();
     let mut held = 0_u64;
     for (number, (name, row)) in letters.iter().enumerate() {
         let part = part(number);
         let Some(row) = row else {
             // The letter is gone, perhaps by an earlier try of this request.
-            let key = LaneRequestAnswer::key(&format!("{}{part}", speaker.request));
+            let key = LaneRequestAnswer::key(&format!("{}{part}", operator_request.request));
             let known: Option<LaneRequestAnswer> = reads.row(&name.lane, key).await.map_err(failed)?;
-            held += known.filter(|known| speaker.is_answer(known)).map_or(0, |known| known.removed);
+            held += known.filter(|known| operator_request.is_answer(known)).map_or(0, |known| known.removed);
             continue;
         };
         let correlation = correlation_of(row)?;
@@ -360,10 +364,11 @@ pub(super) async fn purge(
         let letter = name.number().unwrap_or_default();
         let answer = match &name.lane {
             WorkflowLane::Saga { .. } => {
-                api.send_request(&speaker, &part, to, SagaLaneRequest::Purge { correlation, letter }).await?
+                api.send_request(&operator_request, &part, to, SagaLaneRequest::Purge { correlation, letter })
+                    .await?
             }
             WorkflowLane::Effect { .. } => {
-                api.send_request(&speaker, &part, to, EffectLaneRequest::Purge { letter }).await?
+                api.send_request(&operator_request, &part, to, EffectLaneRequest::Purge { letter }).await?
             }
         };
         held += answer.removed;

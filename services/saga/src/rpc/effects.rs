@@ -182,15 +182,15 @@ pub(super) async fn list(
         saga: name("saga", &saga, &mut violations),
         correlation: name("correlation_id", &correlation_id, &mut violations),
     };
-    let asked = PageRequest::parse(page_size, &page_token, &mut violations);
+    let page_request = PageRequest::parse(page_size, &page_token, &mut violations);
     let tenant = violations.into_result(tenant).map_err(Error::from)?;
     api.read(caller, &tenant).await?;
     let reads = api.reads();
-    let asked = SagaPageRequest::new(asked, SagaPageKind::Effects, caller, &tenant, &filter)?;
+    let page_request = SagaPageRequest::new(page_request, SagaPageKind::Effects, caller, &tenant, &filter)?;
     let stretches = filter.stretches(reads.effect_lanes(&tenant, filter.effect.as_ref()));
     let catalog = reads.definitions().catalog();
     let listed = EffectListing { reads: &reads, tenant: &tenant, filter: &filter, catalog };
-    let (calls, next_page_token) = page(&reads, &asked, &stretches, &listed).await?;
+    let (calls, next_page_token) = page(&reads, &page_request, &stretches, &listed).await?;
     Ok(ListEffectsResponse { calls, next_page_token })
 }
 
@@ -204,24 +204,32 @@ struct EffectCallOperation<'a> {
     request_id: &'a str,
     /// Hash of the request without its id.
     hash: BlobHash,
-    word: Option<EffectCallRequest>,
+    call_request: Option<EffectCallRequest>,
 }
 
 /// Sends an operation to the owner of a call's lane, and returns the call as it is afterwards.
 async fn ask(
     api: &SagaApi,
     caller: &SagaCaller,
-    asked: EffectCallOperation<'_>,
+    operation: EffectCallOperation<'_>,
     mut violations: Violations,
 ) -> Result<EffectCall, Status> {
-    let EffectCallOperation { method, permission, tenant_id, effect, command_id, request_id, hash, word } =
-        asked;
+    let EffectCallOperation {
+        method,
+        permission,
+        tenant_id,
+        effect,
+        command_id,
+        request_id,
+        hash,
+        call_request,
+    } = operation;
     let request = SagaIdempotencyKey::parse(request_id, hash, &mut violations);
     let tenant = tenant(tenant_id, api.has_tenants(), &mut violations);
     let effect: Option<EffectName> = name("effect", effect, &mut violations);
     let command: Option<CommandId> = name("command_id", command_id, &mut violations);
-    let parsed = tenant.zip(command).zip(word);
-    let ((tenant, command), mut word) = violations.into_result(parsed).map_err(Error::from)?;
+    let parsed = tenant.zip(command).zip(call_request);
+    let ((tenant, command), mut call_request) = violations.into_result(parsed).map_err(Error::from)?;
     let resource = format!("call {command}");
     let change = SagaChangeRequest {
         permission,
@@ -232,12 +240,17 @@ async fn ask(
     };
     let actor = api.authorize(caller, &tenant, change).await?;
     let (effect, _) = api.call(&tenant, effect.as_ref(), command).await?;
-    redact(&api.app.definitions().catalog(), &effect, &tenant, &mut word)?;
+    redact(&api.app.definitions().catalog(), &effect, &tenant, &mut call_request)?;
     let lane = WorkflowLane::Effect { tenant: tenant.clone(), effect: effect.clone() };
     let subject = MessageSubject::Effect { effect: effect.clone(), command };
-    let speaker = OperatorRequest::new(actor, &tenant, request.as_ref(), hash);
-    api.send_request(&speaker, "", (&lane, subject), EffectLaneRequest::Call { command, asked: word })
-        .await?;
+    let operator_request = OperatorRequest::new(actor, &tenant, request.as_ref(), hash);
+    api.send_request(
+        &operator_request,
+        "",
+        (&lane, subject),
+        EffectLaneRequest::Call { command, asked: call_request },
+    )
+    .await?;
     let (effect, row) = api.call(&tenant, Some(&effect), command).await?;
     let catalog = api.app.definitions().catalog();
     Ok(wire::effect::call(&tenant, &effect, &row, declared(&catalog, &effect, &tenant)))
@@ -248,10 +261,10 @@ fn redact(
     catalog: &Catalog,
     effect: &EffectName,
     tenant: &TenantId,
-    word: &mut EffectCallRequest,
+    call_request: &mut EffectCallRequest,
 ) -> Result<(), Status> {
-    match (catalog.effect(effect, tenant), word.result_mut()) {
-        (Some((_, effect)), _) => word.redact(effect),
+    match (catalog.effect(effect, tenant), call_request.result_mut()) {
+        (Some((_, effect)), _) => call_request.redact(effect),
         (None, Some(result)) if !matches!(result, Json::Null) => {
             let message = format!(
                 "no provider in force has the effect `{effect}`, which says what of its result is kept; put one in force first"
@@ -264,8 +277,8 @@ fn redact(
 }
 
 /// Declares the methods that operate on calls, with the conversion of each request.
-macro_rules! asks_of_calls {
-    ($($(#[$doc:meta])* $name:ident($request:ident) -> $response:ident = $method:literal $permission:ident $word:expr;)+) => {
+macro_rules! call_operations {
+    ($($(#[$doc:meta])* $name:ident($request:ident) -> $response:ident = $method:literal $permission:ident $convert:expr;)+) => {
         $($(#[$doc])*
         pub(super) async fn $name(
             api: &SagaApi,
@@ -274,24 +287,24 @@ macro_rules! asks_of_calls {
         ) -> Result<$response, Status> {
             let mut violations = missing(&request);
             let request_id = std::mem::take(&mut request.request_id);
-            let word: fn(&$request, &mut Violations) -> Option<EffectCallRequest> = $word;
-            let asked = EffectCallOperation {
+            let call_request: fn(&$request, &mut Violations) -> Option<EffectCallRequest> = $convert;
+            let operation = EffectCallOperation {
                 method: $method,
                 permission: SagaPermission::$permission,
                 hash: hash_of($method, &request),
-                word: word(&request, &mut violations),
+                call_request: call_request(&request, &mut violations),
                 tenant_id: &request.tenant_id,
                 effect: &request.effect,
                 command_id: &request.command_id,
                 request_id: &request_id,
             };
-            let call = Some(ask(api, caller, asked, violations).await?);
+            let call = Some(ask(api, caller, operation, violations).await?);
             Ok($response { call })
         })+
     };
 }
 
-asks_of_calls! {
+call_operations! {
     /// Ends a call that waits for its answer.
     complete(CompleteEffectRequest) -> CompleteEffectResponse = "CompleteEffect" Start completion;
     /// Records whether a call happened.

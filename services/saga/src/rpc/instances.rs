@@ -295,14 +295,14 @@ pub(super) async fn list(
         step_before: step_before.map(time::from_wire),
         is_blocked: blocked,
     };
-    let asked = PageRequest::parse(page_size, &page_token, &mut violations);
+    let page_request = PageRequest::parse(page_size, &page_token, &mut violations);
     let tenant = violations.into_result(tenant).map_err(Error::from)?;
     api.read(caller, &tenant).await?;
     let reads = api.reads();
-    let asked = SagaPageRequest::new(asked, SagaPageKind::Sagas, caller, &tenant, &filter)?;
+    let page_request = SagaPageRequest::new(page_request, SagaPageKind::Sagas, caller, &tenant, &filter)?;
     let stretches = filter.stretches(reads.saga_lanes(&tenant, filter.saga.as_ref()));
     let listed = InstanceListing { reads: &reads, tenant: &tenant, filter: &filter };
-    let (sagas, next_page_token) = page(&reads, &asked, &stretches, &listed).await?;
+    let (sagas, next_page_token) = page(&reads, &page_request, &stretches, &listed).await?;
     Ok(ListSagasResponse { sagas, next_page_token })
 }
 
@@ -361,17 +361,18 @@ pub(super) async fn timeline(
     let GetSagaTimelineRequest { tenant_id, saga, correlation_id, with_payloads, page_size, page_token } =
         request;
     let name = instance_name((&tenant_id, &saga, &correlation_id), api.has_tenants(), &mut violations);
-    let asked = PageRequest::parse(page_size, &page_token, &mut violations);
+    let page_request = PageRequest::parse(page_size, &page_token, &mut violations);
     let found = api.instance(caller, name, violations).await?;
     let reads = api.reads();
     let InstanceName { tenant, saga, correlation } = &found.name;
-    let asked = SagaPageRequest::new(asked, SagaPageKind::Timeline, caller, tenant, &(saga, correlation))?;
+    let page_request =
+        SagaPageRequest::new(page_request, SagaPageKind::Timeline, caller, tenant, &(saga, correlation))?;
     let range = LaneRowKey::journal_of(correlation);
     let first = reads.scan(&found.lane, &range, 1).await.map_err(failed)?;
     let first = first.rows.first().map(|(key, row)| read::<JournalRow>(&found.lane, key, row)).transpose();
     let stretches = [LaneRange { lane: found.lane.clone(), range }];
     let listed = TimelineListing { reads: &reads, correlation, with_payloads };
     let first_revision = first.map_err(failed)?.map_or(0, |row| row.revision);
-    let (entries, next_page_token) = page(&reads, &asked, &stretches, &listed).await?;
+    let (entries, next_page_token) = page(&reads, &page_request, &stretches, &listed).await?;
     Ok(GetSagaTimelineResponse { entries, next_page_token, first_revision })
 }

@@ -52,8 +52,8 @@ pub(super) async fn replay(
     if request.confirm != request.lane {
         violations.add("confirm", "has to repeat the name of the lane");
     }
-    let asked = request.replay.take().and_then(|replay| asked(replay, &mut violations));
-    let (tenant, asked) = violations.into_result(tenant.zip(asked)).map_err(Error::from)?;
+    let mode = request.replay.take().and_then(|replay| parse_mode(replay, &mut violations));
+    let (tenant, mode) = violations.into_result(tenant.zip(mode)).map_err(Error::from)?;
     let change = SagaChangeRequest {
         permission: SagaPermission::Replay,
         method: METHOD,
@@ -69,7 +69,7 @@ pub(super) async fn replay(
         sender: AnswerSender::new(sender.clone(), api.app.around().metrics.slow_watchers.clone()),
         compared: 0,
     };
-    match asked {
+    match mode {
         LaneReplayMode::Verify(only) => {
             let verify = verify::LaneVerification::begin(api, lane, only, answers).await?;
             spawn(api, sender, verify.run());
@@ -77,8 +77,8 @@ pub(super) async fn replay(
         LaneReplayMode::From { source, to } => {
             // Only this mode needs a running tenant: a comparison needs no owner.
             api.check_running(&tenant)?;
-            let speaker = OperatorRequest::new(actor, &tenant, repeatable.as_ref(), hash);
-            let again = source_replay::SourceReplay::begin(api, lane, &source, to, speaker).await?;
+            let operator_request = OperatorRequest::new(actor, &tenant, repeatable.as_ref(), hash);
+            let again = source_replay::SourceReplay::begin(api, lane, &source, to, operator_request).await?;
             spawn(api, sender, again.run(answers));
         }
     }
@@ -91,7 +91,7 @@ pub(super) async fn replay(
 }
 
 /// Parses the mode of a replay, and notes what is wrong with it.
-fn asked(replay: Replay, violations: &mut Violations) -> Option<LaneReplayMode> {
+fn parse_mode(replay: Replay, violations: &mut Violations) -> Option<LaneReplayMode> {
     match replay {
         Replay::Verify(verify) => {
             Some(LaneReplayMode::Verify(name("verify.correlation_id", &verify.correlation_id, violations)))

@@ -153,11 +153,11 @@ pub(crate) trait PageListing: Sync {
 /// INVALID_ARGUMENT for a foreign token, and as [`failed`].
 pub(crate) async fn page<L: PageListing>(
     reads: &RowReader,
-    asked: &SagaPageRequest,
+    page_request: &SagaPageRequest,
     stretches: &[LaneRange],
     listed: &L,
 ) -> Result<(Vec<L::Entry>, String), Status> {
-    let from = asked.place()?;
+    let from = page_request.place()?;
     let from = from.as_deref().map(|place| SagaListPosition::parse(place).ok_or_else(foreign)).transpose()?;
     let begin = match &from {
         Some(place) => place.number(stretches).ok_or_else(foreign)?,
@@ -165,14 +165,14 @@ pub(crate) async fn page<L: PageListing>(
     };
     let mut behind = from.and_then(|place| place.key);
     let mut filled =
-        SagaPageBuilder { entries: Vec::new(), bytes: 0, looked_at: 0, scans: 0, size: asked.size() };
+        SagaPageBuilder { entries: Vec::new(), bytes: 0, looked_at: 0, scans: 0, size: page_request.size() };
     for (number, stretch) in stretches.iter().enumerate().skip(begin) {
         let at = |key: Option<LaneRowKey>| {
             SagaListPosition { stretch: number, lane: stretch.lane.to_string(), key }.text()
         };
         loop {
             if filled.is_full() {
-                return Ok((filled.entries, asked.token(Some(&at(behind)))));
+                return Ok((filled.entries, page_request.token(Some(&at(behind)))));
             }
             let start = behind.as_ref().map_or_else(|| stretch.range.start.clone(), LaneRowKey::behind);
             let range = start..stretch.range.end.clone();
@@ -181,7 +181,7 @@ pub(crate) async fn page<L: PageListing>(
             let entries = listed.entries(&stretch.lane, &found.rows).await.map_err(failed)?;
             for ((key, _), entry) in found.rows.into_iter().zip(entries) {
                 if !filled.take(entry) {
-                    return Ok((filled.entries, asked.token(Some(&at(behind)))));
+                    return Ok((filled.entries, page_request.token(Some(&at(behind)))));
                 }
                 behind = Some(key);
             }

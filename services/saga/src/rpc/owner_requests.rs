@@ -52,13 +52,13 @@ impl SagaApi {
     /// [`super::owner_client::LaneOwnerClient::ask`].
     pub(super) async fn send_request<W: Serialize + Clone + Send + Sync>(
         &self,
-        speaker: &OperatorRequest,
+        operator_request: &OperatorRequest,
         part: &str,
         to: (&WorkflowLane, MessageSubject),
-        word: W,
+        lane_request: W,
     ) -> Result<LaneRequestAnswer, Status> {
         let (lane, subject) = to;
-        let OperatorRequest { actor, tenant, request, hash } = speaker;
+        let OperatorRequest { actor, tenant, request, hash } = operator_request;
         self.check_running(tenant)?;
         let request = format!("{request}{part}");
         let body = |reply_to: Option<ReplyAddress>| {
@@ -66,7 +66,7 @@ impl SagaApi {
                 tenant_id: tenant.to_string(),
                 request_id: request.clone(),
                 lane: lane.to_string(),
-                word: word.clone(),
+                word: lane_request.clone(),
                 request_hash: hash.clone(),
                 reply_to,
             })

@@ -64,7 +64,7 @@ async fn pause(api: &SagaApi, tenant: &TenantId, is_paused: bool) -> Result<v1::
     let ContextId(context_id) = api.context_of(tenant)?;
     let since = decisions::pause(&api.app.around().store, tenant, is_paused).await;
     let since = since.map_err(|error| store_unavailable(&error))?;
-    api.app.hear_soon();
+    api.app.refresh_now();
     let pause_time = since.and_then(moment);
     Ok(v1::SagaTenant { tenant_id: named(tenant), context_id, paused: since.is_some(), pause_time })
 }
@@ -89,7 +89,7 @@ pub(super) async fn list(
     let behind = page.place(SEAL, actor.0, &filter).map_err(Error::from)?;
     let mut lanes = lanes_of(&api.app.definitions(), &tenant);
     lanes.retain(|lane| {
-        let is_asked = match lane {
+        let is_match = match lane {
             WorkflowLane::Saga { saga: of, .. } => {
                 effect.is_none() && saga.as_ref().is_none_or(|saga| saga == of)
             }
@@ -97,7 +97,7 @@ pub(super) async fn list(
                 saga.is_none() && effect.as_ref().is_none_or(|effect| effect == of)
             }
         };
-        is_asked && behind.as_ref().is_none_or(|behind| lane.to_string() > *behind)
+        is_match && behind.as_ref().is_none_or(|behind| lane.to_string() > *behind)
     });
     let found = lanes.len();
     lanes.truncate(page.size);
@@ -133,7 +133,7 @@ pub(super) async fn move_lane(
         let message = "this request_id was used for another request before";
         return Err(Error::new(ErrorKind::AlreadyExists, RpcReason::RequestIdReused, message).into());
     }
-    api.app.hear_soon();
+    api.app.refresh_now();
     let mut lane = described(api, vec![lane]).await?.pop();
     if let Some(lane) = &mut lane {
         // The view learns of the move only with the next heartbeat.

@@ -35,7 +35,7 @@ pub(super) async fn get_server(
 ) -> Result<GetSagaServerResponse, Status> {
     let app = &api.app;
     let (around, own) = (app.around(), app.role());
-    let (caps, catalog, view) = (around.store.capabilities(), app.definitions().catalog(), app.heard().view);
+    let (caps, catalog, view) = (around.store.capabilities(), app.definitions().catalog(), app.feed().view);
     let waits = app.waits(&InfoScope::AllTenants);
     let problems = app.readiness().problems().into_iter().chain(waits);
     let problems = problems.map(|(name, why)| format!("{name}: {why}"));

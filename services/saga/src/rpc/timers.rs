@@ -54,23 +54,25 @@ pub(super) async fn list(
         correlation: name("correlation_id", &correlation_id, &mut violations),
         due_before: due_before.map(time::from_wire),
     };
-    let asked = PageRequest::parse(page_size, &page_token, &mut violations);
+    let page_request = PageRequest::parse(page_size, &page_token, &mut violations);
     let tenant = violations.into_result(tenant).map_err(Error::from)?;
     api.read(caller, &tenant).await?;
     let reads = api.reads();
-    let asked = SagaPageRequest::new(asked, SagaPageKind::Timers, caller, &tenant, &filter)?;
-    let place =
-        asked.place()?.map(|place| SagaTimerPosition::parse(&place).ok_or_else(foreign)).transpose()?;
+    let page_request = SagaPageRequest::new(page_request, SagaPageKind::Timers, caller, &tenant, &filter)?;
+    let place = page_request
+        .place()?
+        .map(|place| SagaTimerPosition::parse(&place).ok_or_else(foreign))
+        .transpose()?;
     let page = match (&filter.saga, &filter.correlation) {
         (Some(saga), Some(correlation)) => {
             let whose = SagaInstanceRef { tenant: &tenant, saga, correlation };
-            of_instance(&reads, whose, filter.due_before, place.as_ref(), asked.size()).await
+            of_instance(&reads, whose, filter.due_before, place.as_ref(), page_request.size()).await
         }
-        _ => of_lanes(&reads, &tenant, &filter, place, asked.size()).await,
+        _ => of_lanes(&reads, &tenant, &filter, place, page_request.size()).await,
     };
     let (timers, last) = page.map_err(failed)?;
     let place = last.map(|place| place.text());
-    Ok(ListSagaTimersResponse { timers, next_page_token: asked.token(place.as_deref()) })
+    Ok(ListSagaTimersResponse { timers, next_page_token: page_request.token(place.as_deref()) })
 }
 
 /// Place in the list: the last row that was looked at. Rows with the same key are ordered by lane.

@@ -87,14 +87,14 @@ macro_rules! verb_requests {
 verb_requests! {
     StartSagaRequest "StartSaga" Start (|_| 0, |_| false);
     SendSagaEventRequest "SendSagaEvent" Start (|_| 0, |_| false);
-    PauseSagaRequest "PauseSaga" Operate (|asked| asked.expected_revision, |asked| asked.dry_run);
-    ResumeSagaRequest "ResumeSaga" Operate (|asked| asked.expected_revision, |asked| asked.dry_run);
-    CancelSagaRequest "CancelSaga" Operate (|asked| asked.expected_revision, |asked| asked.dry_run);
-    KillSagaRequest "KillSaga" Operate (|asked| asked.expected_revision, |asked| asked.dry_run);
-    RetrySagaStepRequest "RetrySagaStep" Operate (|asked| asked.expected_revision, |asked| asked.dry_run);
-    SkipSagaStepRequest "SkipSagaStep" Operate (|asked| asked.expected_revision, |asked| asked.dry_run);
-    CompleteSagaRequest "CompleteSaga" Operate (|asked| asked.expected_revision, |asked| asked.dry_run);
-    MigrateSagaRequest "MigrateSaga" Operate (|asked| asked.expected_revision, |asked| asked.dry_run);
+    PauseSagaRequest "PauseSaga" Operate (|request| request.expected_revision, |request| request.dry_run);
+    ResumeSagaRequest "ResumeSaga" Operate (|request| request.expected_revision, |request| request.dry_run);
+    CancelSagaRequest "CancelSaga" Operate (|request| request.expected_revision, |request| request.dry_run);
+    KillSagaRequest "KillSaga" Operate (|request| request.expected_revision, |request| request.dry_run);
+    RetrySagaStepRequest "RetrySagaStep" Operate (|request| request.expected_revision, |request| request.dry_run);
+    SkipSagaStepRequest "SkipSagaStep" Operate (|request| request.expected_revision, |request| request.dry_run);
+    CompleteSagaRequest "CompleteSaga" Operate (|request| request.expected_revision, |request| request.dry_run);
+    MigrateSagaRequest "MigrateSaga" Operate (|request| request.expected_revision, |request| request.dry_run);
 }
 
 /// Starts an instance.
@@ -103,8 +103,8 @@ pub(super) async fn start(
     caller: &SagaCaller,
     request: StartSagaRequest,
 ) -> Result<StartSagaResponse, Status> {
-    let verb = |asked: &StartSagaRequest, violations: &mut Violations| {
-        Some(Verb::Start { data: json_of("data_json", &asked.data_json, violations)? })
+    let verb = |request: &StartSagaRequest, violations: &mut Violations| {
+        Some(Verb::Start { data: json_of("data_json", &request.data_json, violations)? })
     };
     let change = Some(ask(api, caller, request, verb).await?);
     Ok(StartSagaResponse { change })
@@ -116,13 +116,13 @@ pub(super) async fn send(
     caller: &SagaCaller,
     request: SendSagaEventRequest,
 ) -> Result<SendSagaEventResponse, Status> {
-    let verb = |asked: &SendSagaEventRequest, violations: &mut Violations| {
-        let kind = asked.event_type.clone();
+    let verb = |request: &SendSagaEventRequest, violations: &mut Violations| {
+        let kind = request.event_type.clone();
         if kind.chars().count() > EVENT_TYPE_CHARS_MAX || kind.chars().any(char::is_control) {
             let wanted = format!("1 to {EVENT_TYPE_CHARS_MAX} characters, none of them a control character");
             violations.add("event_type", wanted);
         }
-        Some(Verb::Send { kind, data: json_of("data_json", &asked.data_json, violations)? })
+        Some(Verb::Send { kind, data: json_of("data_json", &request.data_json, violations)? })
     };
     let change = Some(ask(api, caller, request, verb).await?);
     Ok(SendSagaEventResponse { change })
@@ -154,8 +154,8 @@ pub(super) async fn cancel(
     caller: &SagaCaller,
     request: CancelSagaRequest,
 ) -> Result<CancelSagaResponse, Status> {
-    let verb = |asked: &CancelSagaRequest, violations: &mut Violations| {
-        Some(Verb::Cancel { reason: reason_of(&asked.reason, violations) })
+    let verb = |request: &CancelSagaRequest, violations: &mut Violations| {
+        Some(Verb::Cancel { reason: reason_of(&request.reason, violations) })
     };
     let change = Some(ask(api, caller, request, verb).await?);
     Ok(CancelSagaResponse { change })
@@ -167,8 +167,8 @@ pub(super) async fn kill(
     caller: &SagaCaller,
     request: KillSagaRequest,
 ) -> Result<KillSagaResponse, Status> {
-    let verb = |asked: &KillSagaRequest, violations: &mut Violations| {
-        Some(Verb::Kill { reason: reason_of(&asked.reason, violations) })
+    let verb = |request: &KillSagaRequest, violations: &mut Violations| {
+        Some(Verb::Kill { reason: reason_of(&request.reason, violations) })
     };
     let change = Some(ask(api, caller, request, verb).await?);
     Ok(KillSagaResponse { change })
@@ -190,8 +190,8 @@ pub(super) async fn skip_step(
     caller: &SagaCaller,
     request: SkipSagaStepRequest,
 ) -> Result<SkipSagaStepResponse, Status> {
-    let verb = |asked: &SkipSagaStepRequest, violations: &mut Violations| {
-        Some(Verb::SkipStep { result: json_of("result_json", &asked.result_json, violations)? })
+    let verb = |request: &SkipSagaStepRequest, violations: &mut Violations| {
+        Some(Verb::SkipStep { result: json_of("result_json", &request.result_json, violations)? })
     };
     let change = Some(ask(api, caller, request, verb).await?);
     Ok(SkipSagaStepResponse { change })
@@ -203,8 +203,8 @@ pub(super) async fn complete(
     caller: &SagaCaller,
     request: CompleteSagaRequest,
 ) -> Result<CompleteSagaResponse, Status> {
-    let verb = |asked: &CompleteSagaRequest, violations: &mut Violations| {
-        Some(Verb::Complete { reason: reason_of(&asked.reason, violations) })
+    let verb = |request: &CompleteSagaRequest, violations: &mut Violations| {
+        Some(Verb::Complete { reason: reason_of(&request.reason, violations) })
     };
     let change = Some(ask(api, caller, request, verb).await?);
     Ok(CompleteSagaResponse { change })
@@ -277,32 +277,32 @@ async fn ask<R: VerbRequest>(
     request: R,
     verb: impl FnOnce(&R, &mut Violations) -> Option<Verb>,
 ) -> Result<SagaChange, Status> {
-    let asked = ParsedVerbRequest::parse(api, request, verb)?;
-    let InstanceName { tenant, saga, correlation } = &asked.name;
+    let parsed = ParsedVerbRequest::parse(api, request, verb)?;
+    let InstanceName { tenant, saga, correlation } = &parsed.name;
     let change = SagaChangeRequest {
         permission: R::PERMISSION,
         method: R::METHOD,
         resource: &format!("{saga}/{correlation}"),
-        request: asked.request.as_ref(),
-        dry_run: asked.dry_run,
+        request: parsed.request.as_ref(),
+        dry_run: parsed.dry_run,
     };
     let actor = api.authorize(caller, tenant, change).await?;
     api.check_running(tenant)?;
-    let shards = shards_of(api, tenant, saga, matches!(asked.verb, Verb::Start { .. }))?;
-    let id = asked
+    let shards = shards_of(api, tenant, saga, matches!(parsed.verb, Verb::Start { .. }))?;
+    let id = parsed
         .request
         .as_ref()
         .map_or_else(|| format!("{:032x}", rand::random::<u128>()), |request| request.id.to_string());
     let request_hash =
-        BlobHash::of(&[&actor.0.to_be_bytes()[..], asked.hash.as_bytes()].concat()).to_string();
+        BlobHash::of(&[&actor.0.to_be_bytes()[..], parsed.hash.as_bytes()].concat()).to_string();
     let body = |reply_to: Option<ReplyAddress>| {
         message::write(&VerbMessage {
             tenant_id: tenant.to_string(),
             request_id: id.clone(),
             correlation: correlation.clone(),
-            verb: asked.verb.clone(),
-            dry_run: asked.dry_run,
-            expected_revision: asked.expected_revision,
+            verb: parsed.verb.clone(),
+            dry_run: parsed.dry_run,
+            expected_revision: parsed.expected_revision,
             request_hash: request_hash.clone(),
             reply_to,
         })
@@ -315,13 +315,13 @@ async fn ask<R: VerbRequest>(
     };
     let question = LaneOwnerRequest {
         subject: MessageSubject::workflow(saga, correlation).of(tenant),
-        message_id: message_id(actor, &asked.name, &id, asked.dry_run),
+        message_id: message_id(actor, &parsed.name, &id, parsed.dry_run),
         body: &|to| body(Some(to)),
-        stored: (!asked.dry_run).then(|| (&lane, LaneRowKey::request(&id))),
+        stored: (!parsed.dry_run).then(|| (&lane, LaneRowKey::request(&id))),
     };
     let answer =
         api.asker.ask(&question, |answer: &VerbAnswerRow| answer.request_hash == request_hash).await?;
-    change_of(&asked.name, &answer)
+    change_of(&parsed.name, &answer)
 }
 
 /// Counts the lanes of a saga that a tenant has.

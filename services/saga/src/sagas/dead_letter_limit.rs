@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use workflow::step::{InputDisposition, InputOrigin};
 
 use super::SagaLaneContext;
-use super::input_decision::{InputDecision, asked};
+use super::input_decision::{InputDecision, verb_context};
 use super::intake::InstanceAction;
 use super::starved::CapacityShortage;
 use crate::metrics::{CensusKind, GaugeShare, Metrics};
@@ -59,7 +59,10 @@ impl SagaLaneContext {
         wanted: &InstanceAction,
     ) -> Result<(), CapacityShortage> {
         let made = decision.letters_made();
-        if made == 0 || matches!(wanted, InstanceAction::Word(_)) || asked(wanted).is_some() {
+        if made == 0
+            || matches!(wanted, InstanceAction::DeadLetterRequest(_))
+            || verb_context(wanted).is_some()
+        {
             return Ok(());
         }
         let (found, most) = (self.census.of(CensusKind::Letters), self.letters.most);

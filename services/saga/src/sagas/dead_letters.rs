@@ -50,14 +50,14 @@ enum ReparsedDeadLetter {
 
 impl SagaLaneContext {
     /// Decides what follows from a request about a letter.
-    pub(super) async fn decide_word(
+    pub(super) async fn decide_letter_request(
         &self,
         correlation: &CorrelationId,
         current: &CachedRecord,
-        asking: &DeadLetterOperation,
+        operation: &DeadLetterOperation,
     ) -> Result<InputDecision, LaneExit> {
         let record = current.record.as_ref();
-        match &asking.word {
+        match &operation.lane_request {
             SagaLaneRequest::Redrive { letter, skip, data, .. } => {
                 let key = LaneRowKey::dead(correlation, *letter);
                 let Some(found) = self.rows.get(&key).await? else {
@@ -68,7 +68,7 @@ impl SagaLaneContext {
                     return Ok(InputDecision::without(step::discard(record, *letter, false), *letter, 0..0));
                 }
                 let kept: DeadLetterRow = self.rows.decode(&found)?;
-                self.redrive(correlation, current, kept, data.as_ref(), asking).await
+                self.redrive(correlation, current, kept, data.as_ref(), operation).await
             }
             SagaLaneRequest::Purge { letter, .. } => {
                 let parks = record.is_some_and(|record| record.parked_by == Some(*letter));
@@ -106,7 +106,7 @@ impl SagaLaneContext {
         current: &CachedRecord,
         kept: DeadLetterRow,
         data: Option<&Json>,
-        asking: &DeadLetterOperation,
+        operation: &DeadLetterOperation,
     ) -> Result<InputDecision, LaneExit> {
         let (record, number) = (current.record.as_ref(), kept.letter.number);
         let again = match (&kept.input, &kept.raw) {
@@ -125,7 +125,8 @@ impl SagaLaneContext {
                 if edited(*input, data).is_none() {
                     return Ok(InputDecision::without_data(current));
                 }
-                let Some(message) = kept.raw.as_ref().and_then(|raw| self.pass_on(&found, raw, data, asking))
+                let Some(message) =
+                    kept.raw.as_ref().and_then(|raw| self.pass_on(&found, raw, data, operation))
                 else {
                     return Ok(InputDecision::without_data(current));
                 };
@@ -207,7 +208,7 @@ impl SagaLaneContext {
             }
             // A request from back then is not carried out now: its caller no longer waits.
             SagaParsedMessage::Input(_, _, Some(_))
-            | SagaParsedMessage::Word(_)
+            | SagaParsedMessage::Request(_)
             | SagaParsedMessage::Nothing => Ok(ReparsedDeadLetter::Nothing),
         }
     }
@@ -218,18 +219,18 @@ impl SagaLaneContext {
         to: &CorrelationId,
         raw: &RawMessage,
         data: Option<&Json>,
-        asking: &DeadLetterOperation,
+        operation: &DeadLetterOperation,
     ) -> Option<OutboxRow> {
         let message = Box::new(raw.passed()?);
         let shard = shard(&self.tenant, to, self.definitions.shards(&self.tenant, &self.saga));
         let lane = WorkflowLane::Saga { tenant: self.tenant.clone(), saga: self.saga.clone(), shard };
         let body = LaneRequestMessage {
             tenant_id: self.tenant.to_string(),
-            request_id: passed_on(&asking.request),
+            request_id: passed_on(&operation.request),
             lane: lane.to_string(),
             word: SagaLaneRequest::Take { correlation: to.clone(), message, data: data.cloned() },
-            request_hash: asking.request_hash.clone(),
-            reply_to: asking.reply_to.clone(),
+            request_hash: operation.request_hash.clone(),
+            reply_to: operation.reply_to.clone(),
         };
         let subject = MessageSubject::workflow(&self.saga, to).of(&self.tenant);
         let id = format!("{}\n{}", self.tenant, body.request_id);
@@ -268,7 +269,7 @@ impl InputDecision {
     }
 
     /// The answer to a request about a dead letter.
-    fn word_answer(&self, asking: &DeadLetterOperation) -> LaneRequestAnswer {
+    fn letter_request_answer(&self, operation: &DeadLetterOperation) -> LaneRequestAnswer {
         let turn = self.letter.as_ref();
         let passed = turn.and_then(|turn| turn.passed.as_ref());
         let outcome = match (&self.change.fate, passed) {
@@ -288,45 +289,45 @@ impl InputDecision {
             front: record.and_then(|record| record.parked_by),
             held: record.map_or(0, |record| record.held.len()),
             removed: turn.map_or(0, |turn| turn.purged.end - turn.purged.start),
-            correlation: asking.word.correlation().cloned(),
-            ..LaneRequestAnswer::new(&asking.request_hash, outcome)
+            correlation: operation.lane_request.correlation().cloned(),
+            ..LaneRequestAnswer::new(&operation.request_hash, outcome)
         }
     }
 }
 
 impl SagaLaneContext {
     /// Answers a request about a dead letter, unless another lane does.
-    pub(super) async fn answer_word(&self, item: &QueuedInput, decision: &InputDecision) {
-        let InstanceAction::Word(asking) = &item.what else { return };
-        let answer = decision.word_answer(asking);
+    pub(super) async fn answer_letter_request(&self, item: &QueuedInput, decision: &InputDecision) {
+        let InstanceAction::DeadLetterRequest(operation) = &item.what else { return };
+        let answer = decision.letter_request_answer(operation);
         if let (Some(to), false) =
-            (&asking.reply_to, matches!(answer.outcome, LaneRequestOutcome::PassedOn(_)))
+            (&operation.reply_to, matches!(answer.outcome, LaneRequestOutcome::PassedOn(_)))
         {
             answers::answer(self.rows.around(), to, &answer).await;
         }
     }
 
     /// Answers a repeated request with its first answer.
-    pub(super) async fn answer_word_again(
+    pub(super) async fn answer_letter_request_again(
         &self,
-        asking: &DeadLetterOperation,
+        operation: &DeadLetterOperation,
         decision: &InputDecision,
     ) -> Result<(), LaneExit> {
-        let key = LaneRequestAnswer::key(&asking.request);
+        let key = LaneRequestAnswer::key(&operation.request);
         let known =
             self.rows.get(&key).await?.map(|row| self.rows.decode::<LaneRequestAnswer>(&row)).transpose()?;
         let answer = match known {
-            Some(answer) => answer.again(&asking.request_hash),
+            Some(answer) => answer.again(&operation.request_hash),
             None => {
                 // The input of the letter was applied before it became a dead letter.
                 let outcome = LaneRequestOutcome::Ignored("known".to_owned());
-                let answer = LaneRequestAnswer { outcome, ..decision.word_answer(asking) };
-                let put = answer.put(&asking.request, asking.time.as_millis());
+                let answer = LaneRequestAnswer { outcome, ..decision.letter_request_answer(operation) };
+                let put = answer.put(&operation.request, operation.time.as_millis());
                 self.rows.commit(vec![RowCondition::Absent(row(&key))], vec![put]).await?;
                 answer
             }
         };
-        if let Some(to) = &asking.reply_to {
+        if let Some(to) = &operation.reply_to {
             answers::answer(self.rows.around(), to, &answer).await;
         }
         Ok(())
@@ -335,22 +336,22 @@ impl SagaLaneContext {
 
 impl InputCommit {
     /// Writes the changes of a request about a dead letter, and the answer.
-    pub(super) fn put_word(
+    pub(super) fn put_letter_request(
         &mut self,
         shared: &SagaLaneContext,
         correlation: &CorrelationId,
-        asking: &DeadLetterOperation,
+        operation: &DeadLetterOperation,
         decision: &InputDecision,
     ) {
-        self.expect.push(RowCondition::Absent(row(&LaneRequestAnswer::key(&asking.request))));
+        self.expect.push(RowCondition::Absent(row(&LaneRequestAnswer::key(&operation.request))));
         if let Some(turn) = &decision.letter {
             self.ops.extend(turn.ops(correlation));
             if let Some((_, message)) = &turn.passed {
                 self.put_row(shared, (**message).clone());
             }
         }
-        let answer = decision.word_answer(asking);
-        self.ops.push(answer.put(&asking.request, asking.time.as_millis()));
+        let answer = decision.letter_request_answer(operation);
+        self.ops.push(answer.put(&operation.request, operation.time.as_millis()));
     }
 }
 

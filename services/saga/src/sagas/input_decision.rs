@@ -56,7 +56,7 @@ impl InputDecision {
                 // The dead letter stays as it is.
                 return Self::refused(current, "LIMIT_EXCEEDED", message);
             }
-            if asked(wanted).is_none() {
+            if verb_context(wanted).is_none() {
                 return self;
             }
             let refusal = RequestRefusal { reason: reason.to_owned(), message };
@@ -79,14 +79,14 @@ impl InputDecision {
     }
 }
 
-pub(super) fn asked(wanted: &InstanceAction) -> Option<&VerbContext> {
+pub(super) fn verb_context(wanted: &InstanceAction) -> Option<&VerbContext> {
     match wanted {
-        InstanceAction::Input { asked, .. } => asked.as_ref(),
+        InstanceAction::Input { verb_context, .. } => verb_context.as_ref(),
         InstanceAction::Held(_)
         | InstanceAction::Dead(_)
         | InstanceAction::Answered { .. }
         | InstanceAction::Occurrence(_)
-        | InstanceAction::Word(_)
+        | InstanceAction::DeadLetterRequest(_)
         | InstanceAction::Resume
         | InstanceAction::Retire(_) => None,
     }

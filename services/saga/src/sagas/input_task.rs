@@ -17,7 +17,7 @@ use super::answer::VerbAnswerRow;
 use super::batch::{HeldInput, HeldRow, InputCommit};
 use super::census;
 use super::dead_letters::DeadLetterAction;
-use super::input_decision::{InputDecision, asked};
+use super::input_decision::{InputDecision, verb_context};
 use super::intake::{InstanceAction, VerbContext};
 use super::starved::CapacityShortage;
 use super::summary::InstanceSummary;
@@ -101,7 +101,7 @@ impl InputTask {
                     shared.note_usage(&current, &decision, room, &timers);
                     shared.census.change(&census::change(&current, &decision, &timers));
                     shared.answer(&item, answer.as_ref()).await;
-                    shared.answer_word(&item, &decision).await;
+                    shared.answer_letter_request(&item, &decision).await;
                     let is_swept = decision.letter.as_ref().is_none_or(DeadLetterAction::is_whole);
                     let record = decision.change.record;
                     let follows =
@@ -293,8 +293,8 @@ impl SagaLaneContext {
             InstanceAction::Dead(dead) => {
                 return Ok(Some(InputDecision::bury(record, dead, InputOrigin::Fresh)));
             }
-            InstanceAction::Word(asking) => {
-                return self.decide_word(correlation, current, asking).await.map(Some);
+            InstanceAction::DeadLetterRequest(operation) => {
+                return self.decide_letter_request(correlation, current, operation).await.map(Some);
             }
             InstanceAction::Occurrence(occurrence) => {
                 let Some(input) = occurrence.input() else { return Ok(None) };
@@ -302,7 +302,9 @@ impl SagaLaneContext {
             }
             InstanceAction::Resume | InstanceAction::Retire(_) => return Ok(None),
         };
-        if let Some(refusal) = asked(wanted).and_then(|asked| self.refusal(asked, record, &input)) {
+        if let Some(refusal) =
+            verb_context(wanted).and_then(|verb_context| self.refusal(verb_context, record, &input))
+        {
             let change = SagaTransition::nothing(InputDisposition::Refused(refusal), record.cloned());
             let what = Some(HeldInput::Input(Box::new(input)));
             return Ok(Some(InputDecision { what, origin, change, letter: None }));
@@ -358,7 +360,7 @@ impl SagaLaneContext {
     /// Refusal of a request that does not depend on the definition.
     fn refusal(
         &self,
-        asked: &VerbContext,
+        verb_context: &VerbContext,
         record: Option<&CorrelationRecord>,
         input: &InstanceInput,
     ) -> Option<RequestRefusal> {
@@ -369,10 +371,10 @@ impl SagaLaneContext {
             return refuse("SAGA_NOT_FOUND", format!("the saga {} is not in force", self.saga));
         }
         let revision = record.and_then(InstanceSummary::of)?.revision;
-        if asked.expected_revision == 0 || asked.expected_revision == revision {
+        if verb_context.expected_revision == 0 || verb_context.expected_revision == revision {
             return None;
         }
-        let expected = asked.expected_revision;
+        let expected = verb_context.expected_revision;
         refuse("REVISION_MISMATCH", format!("the instance is at revision {revision}, not {expected}"))
     }
 
@@ -414,9 +416,9 @@ impl SagaLaneContext {
         if decision.letter.is_some() {
             return None;
         }
-        let asked = asked(&item.what);
-        if let Some(asked) = asked.filter(|asked| asked.dry_run) {
-            self.answer(item, VerbAnswerRow::of(change, &asked.request_hash).as_ref()).await;
+        let verb_context = verb_context(&item.what);
+        if let Some(verb_context) = verb_context.filter(|verb_context| verb_context.dry_run) {
+            self.answer(item, VerbAnswerRow::of(change, &verb_context.request_hash).as_ref()).await;
             return Some(done(Some(current.clone())));
         }
         match &change.fate {
@@ -437,7 +439,7 @@ impl SagaLaneContext {
                 if change.journal.is_empty()
                     && change.record == current.record
                     // A request needs its answer stored, so that a repeat gets the same one.
-                    && asked.is_none()
+                    && verb_context.is_none()
                     && !matches!(item.what, InstanceAction::Answered { .. } | InstanceAction::Occurrence(_)) =>
             {
                 Some(done(Some(current.clone())))
@@ -448,26 +450,28 @@ impl SagaLaneContext {
 
     /// Sends the answer to the caller, if the input is a request.
     pub(super) async fn answer(&self, item: &QueuedInput, answer: Option<&VerbAnswerRow>) {
-        let (Some(asked), Some(answer)) = (asked(&item.what), answer) else { return };
-        if let Some(to) = &asked.reply_to {
+        let (Some(verb_context), Some(answer)) = (verb_context(&item.what), answer) else { return };
+        if let Some(to) = &verb_context.reply_to {
             answers::answer(self.rows.around(), to, answer).await;
         }
     }
 
     /// Answers a repeated request with its first answer.
     async fn answer_again(&self, decision: &InputDecision, item: &QueuedInput) -> Result<(), LaneExit> {
-        if let InstanceAction::Word(asking) = &item.what {
-            return self.answer_word_again(asking, decision).await;
+        if let InstanceAction::DeadLetterRequest(operation) = &item.what {
+            return self.answer_letter_request_again(operation, decision).await;
         }
         let what = decision.input().map(|input| &input.what);
-        let (Some(InstanceInputKind::Verb { request, .. }), Some(asked)) = (what, asked(&item.what)) else {
+        let (Some(InstanceInputKind::Verb { request, .. }), Some(verb_context)) =
+            (what, verb_context(&item.what))
+        else {
             return Ok(());
         };
-        let reused = |why| VerbAnswerRow::reused(&asked.request_hash, why);
+        let reused = |why| VerbAnswerRow::reused(&verb_context.request_hash, why);
         let answer = match self.rows.get(&LaneRowKey::request(request)).await? {
             Some(row) => {
                 let answer: VerbAnswerRow = self.rows.decode(&row)?;
-                let is_it = answer.request_hash == asked.request_hash;
+                let is_it = answer.request_hash == verb_context.request_hash;
                 if is_it { answer } else { reused("this request_id came with another body before") }
             }
             None => reused("this request_id was used more than a day ago, and its answer is gone"),
@@ -541,10 +545,11 @@ impl SagaLaneContext {
         }
         commit.put_change(self, correlation, current, change);
         commit.put_outgoing(self, correlation, current.record.as_ref(), change);
-        if let InstanceAction::Word(asking) = &item.what {
-            commit.put_word(self, correlation, asking, decision);
+        if let InstanceAction::DeadLetterRequest(operation) = &item.what {
+            commit.put_letter_request(self, correlation, operation, decision);
         } else {
-            let answer = asked(&item.what).and_then(|asked| VerbAnswerRow::of(change, &asked.request_hash));
+            let answer = verb_context(&item.what)
+                .and_then(|verb_context| VerbAnswerRow::of(change, &verb_context.request_hash));
             commit.put_answer(decision.input(), *origin, answer);
         }
         commit.ops.extend(note);

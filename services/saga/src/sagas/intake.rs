@@ -38,7 +38,7 @@ pub(crate) enum InstanceAction {
         input: Box<InstanceInput>,
         origin: InputOrigin,
         /// Context of the verb that waits for an answer.
-        asked: Option<VerbContext>,
+        verb_context: Option<VerbContext>,
     },
     /// Input that was held back under this number.
     Held(u64),
@@ -49,7 +49,7 @@ pub(crate) enum InstanceAction {
     /// Occurrence of the schedule that is due.
     Occurrence(Box<Occurrence>),
     /// Request about a dead letter.
-    Word(Box<DeadLetterOperation>),
+    DeadLetterRequest(Box<DeadLetterOperation>),
     /// Search for an input that was held back and may be applied.
     Resume,
     /// Removal of what is left of an instance, due at this time.
@@ -100,7 +100,7 @@ pub(crate) struct VerbContext {
 /// Request about dead letters, and the address for the answer.
 #[derive(Debug)]
 pub(crate) struct DeadLetterOperation {
-    pub(crate) word: SagaLaneRequest,
+    pub(crate) lane_request: SagaLaneRequest,
     pub(crate) request: String,
     pub(crate) time: Timestamp,
     pub(crate) request_hash: String,
@@ -142,7 +142,7 @@ pub(super) enum SagaParsedMessage {
     Nothing,
     Input(CorrelationId, Box<InstanceInput>, Option<VerbContext>),
     Dead { correlation: Option<CorrelationId>, code: &'static str, why: String },
-    Word(LaneRequestMessage<SagaLaneRequest>),
+    Request(LaneRequestMessage<SagaLaneRequest>),
 }
 
 impl SagaLaneContext {
@@ -158,11 +158,11 @@ impl SagaLaneContext {
         let of = |correlation, wanted| Ok(SagaRoutedMessage::Of(correlation, wanted));
         match self.read(source, came)? {
             SagaParsedMessage::Nothing => Ok(SagaRoutedMessage::Nothing),
-            SagaParsedMessage::Input(correlation, input, asked) if self.is_mine(&correlation) => {
+            SagaParsedMessage::Input(correlation, input, verb_context) if self.is_mine(&correlation) => {
                 let Some((why, raw)) = unkept(&input, came) else {
                     return of(
                         correlation,
-                        InstanceAction::Input { input, origin: InputOrigin::Fresh, asked },
+                        InstanceAction::Input { input, origin: InputOrigin::Fresh, verb_context },
                     );
                 };
                 let code = TOO_LARGE.to_owned();
@@ -181,10 +181,10 @@ impl SagaLaneContext {
                     InstanceAction::Dead(Box::new(DeadMessage { code: code.to_owned(), why, parks, raw })),
                 )
             }
-            SagaParsedMessage::Word(word) if word.lane == self.rows.lane.to_string() => {
-                Ok(self.word(word, came.time))
+            SagaParsedMessage::Request(request) if request.lane == self.rows.lane.to_string() => {
+                Ok(self.route_request(request, came.time))
             }
-            SagaParsedMessage::Input(..) | SagaParsedMessage::Word(_) => Ok(SagaRoutedMessage::Nothing),
+            SagaParsedMessage::Input(..) | SagaParsedMessage::Request(_) => Ok(SagaRoutedMessage::Nothing),
         }
     }
 
@@ -226,7 +226,7 @@ impl SagaLaneContext {
                 if saga == self.saga =>
             {
                 lane_request::read_saga_lane_message(came.payload, &self.tenant)
-                    .and_then(|message| asked_of(message, &correlation, came.time))
+                    .and_then(|message| parse_lane_message(message, &correlation, came.time))
             }
             _ => return Err(foreign()),
         };
@@ -270,26 +270,36 @@ impl SagaLaneContext {
         SagaParsedMessage::Input(correlation, input, None)
     }
 
-    fn word(&self, message: LaneRequestMessage<SagaLaneRequest>, time: Timestamp) -> SagaRoutedMessage {
-        let LaneRequestMessage { tenant_id: _, request_id: request, lane: _, word, request_hash, reply_to } =
-            message;
-        match word {
+    fn route_request(
+        &self,
+        message: LaneRequestMessage<SagaLaneRequest>,
+        time: Timestamp,
+    ) -> SagaRoutedMessage {
+        let LaneRequestMessage {
+            tenant_id: _,
+            request_id: request,
+            lane: _,
+            word: lane_request,
+            request_hash,
+            reply_to,
+        } = message;
+        match lane_request {
             SagaLaneRequest::SetBack(sources) => {
                 SagaRoutedMessage::SetBack(SourceRewind { sources, request, time, request_hash, reply_to })
             }
-            word => {
-                let Some(correlation) = word.correlation().cloned() else {
+            lane_request => {
+                let Some(correlation) = lane_request.correlation().cloned() else {
                     return SagaRoutedMessage::Nothing;
                 };
-                let asking = DeadLetterOperation { word, request, time, request_hash, reply_to };
-                SagaRoutedMessage::Of(correlation, InstanceAction::Word(Box::new(asking)))
+                let operation = DeadLetterOperation { lane_request, request, time, request_hash, reply_to };
+                SagaRoutedMessage::Of(correlation, InstanceAction::DeadLetterRequest(Box::new(operation)))
             }
         }
     }
 }
 
 /// Parses a verb or a request, if its subject agrees with it.
-fn asked_of(
+fn parse_lane_message(
     message: SagaLaneMessage,
     subject: &str,
     time: Timestamp,
@@ -314,16 +324,16 @@ fn asked_of(
                 request_hash,
                 reply_to,
             } = verb;
-            let asked = Some(VerbContext { reply_to, dry_run, expected_revision, request_hash });
+            let verb_context = Some(VerbContext { reply_to, dry_run, expected_revision, request_hash });
             Ok(SagaParsedMessage::Input(
                 correlation,
                 Box::new(InstanceInput { time, what: InstanceInputKind::Verb { request, verb } }),
-                asked,
+                verb_context,
             ))
         }
-        SagaLaneMessage::Word(word) => {
-            word.word.correlation().map_or(Ok(()), check)?;
-            Ok(SagaParsedMessage::Word(word))
+        SagaLaneMessage::Word(request) => {
+            request.word.correlation().map_or(Ok(()), check)?;
+            Ok(SagaParsedMessage::Request(request))
         }
     }
 }

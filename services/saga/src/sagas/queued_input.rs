@@ -32,7 +32,7 @@ impl QueuedInput {
     /// the timers.
     pub(super) fn may_be_held(&self, correlation: &CorrelationId) -> bool {
         let comes = match &self.what {
-            InstanceAction::Input { asked, .. } => asked.is_none(),
+            InstanceAction::Input { verb_context, .. } => verb_context.is_none(),
             what => matches!(what, InstanceAction::Dead(_) | InstanceAction::Answered { .. }),
         };
         comes && timers::timer_of(correlation, &self.what).is_none()

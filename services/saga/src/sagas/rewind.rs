@@ -66,7 +66,7 @@ impl SagaLaneOwner {
                 state.lost();
             }
             self.forget(number);
-            self.tell_reader(number, SourceReaderCommand::Drop);
+            self.command_reader(number, SourceReaderCommand::Drop);
         }
     }
 

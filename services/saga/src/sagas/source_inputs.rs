@@ -33,7 +33,7 @@ impl SagaLaneOwner {
                     tracing::info!(lane = %self.shared.rows.lane, source = %state.source, why = disorder.as_str(), "deliveries are out of order");
                     state.lost();
                     self.forget(number);
-                    self.tell_reader(number, SourceReaderCommand::Drop);
+                    self.command_reader(number, SourceReaderCommand::Drop);
                 }
                 Some(DeliveryClass::Next) => {
                     self.sort(number, &message, in_flight)?;
@@ -48,14 +48,14 @@ impl SagaLaneOwner {
     pub(super) fn open_again(&mut self, number: usize) {
         if self.is_lost[number] && self.working_of[number] == 0 && !self.is_target(number) {
             self.is_lost[number] = false;
-            self.tell_reader(number, SourceReaderCommand::Open);
+            self.command_reader(number, SourceReaderCommand::Open);
         }
     }
 
-    pub(super) fn tell_reader(&self, number: usize, word: SourceReaderCommand) {
-        if self.readers[number].try_send(word).is_err() {
+    pub(super) fn command_reader(&self, number: usize, command: SourceReaderCommand) {
+        if self.readers[number].try_send(command).is_err() {
             // Either the reader has ended, and the lane with it, or earlier commands that say the same are still unread.
-            tracing::debug!(lane = %self.shared.rows.lane, number, ?word, "the reader of a source does not hear");
+            tracing::debug!(lane = %self.shared.rows.lane, number, word = ?command, "the reader of a source does not hear");
         }
     }
 

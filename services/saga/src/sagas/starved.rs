@@ -17,7 +17,7 @@ use workflow::instance::{CorrelationRecord, encode};
 use workflow::step::RequestRefusal;
 
 use super::answer::{VerbAnswerRow, VerbOutcome};
-use super::input_decision::{InputDecision, asked};
+use super::input_decision::{InputDecision, verb_context};
 use super::intake::InstanceAction;
 use super::timers::{TimerDelta, is_ours};
 use super::{CachedRecord, QueuedInput, SagaLane, SagaLaneContext, SagaLaneOwner};
@@ -123,8 +123,10 @@ impl StarvedInputs {
 
     /// Holds an item whose correlation waits for its start; returns it otherwise. Requests are not held: they are answered.
     pub(super) fn behind(&mut self, correlation: &CorrelationId, item: QueuedInput) -> Option<QueuedInput> {
-        let waits =
-            matches!(&item.what, InstanceAction::Input { asked: None, .. } | InstanceAction::Dead { .. });
+        let waits = matches!(
+            &item.what,
+            InstanceAction::Input { verb_context: None, .. } | InstanceAction::Dead { .. }
+        );
         match self.items.get_mut(correlation).filter(|_| waits) {
             Some(items) => {
                 items.push_back(item.set_aside());
@@ -140,7 +142,7 @@ impl StarvedInputs {
     }
 
     /// How long to wait before reporting why starts wait, or that none does; `None` where the report is up to date.
-    pub(super) fn next_tell(&self) -> Option<Duration> {
+    pub(super) fn next_report(&self) -> Option<Duration> {
         let Starvation { since, full, fed } = self.hunger?;
         if fed.is_none() && self.reported_quota == Some(full.quota) {
             return None;
@@ -238,7 +240,7 @@ impl SagaLaneContext {
         self.room_for_letters(decision, &item.what)?;
         let starts = decision.change.journal.iter().any(|row| row.revision == 1);
         // A redrive may exceed the quota: that is its caller's decision.
-        if !starts || matches!(item.what, InstanceAction::Word(_)) {
+        if !starts || matches!(item.what, InstanceAction::DeadLetterRequest(_)) {
             return Ok(None);
         }
         self.usage.room(self.definitions.quotas(&self.tenant)).map(Some).map_err(CapacityShortage::Quota)
@@ -246,10 +248,10 @@ impl SagaLaneContext {
 
     /// Answers a requested start that there is no room for it. Returns true if the input is no request, and therefore waits.
     pub(super) async fn refuse_start(&self, item: &QueuedInput, full: &CapacityShortage) -> bool {
-        let Some(asked) = asked(&item.what) else { return true };
+        let Some(verb_context) = verb_context(&item.what) else { return true };
         let refusal = RequestRefusal { reason: "QUOTA_EXCEEDED".to_owned(), message: full.to_string() };
         let outcome = VerbOutcome::Refused(refusal);
-        let request_hash = asked.request_hash.clone();
+        let request_hash = verb_context.request_hash.clone();
         let answer = VerbAnswerRow { request_hash, outcome, instance: None, work: Vec::new() };
         self.answer(item, Some(&answer)).await;
         false

@@ -297,7 +297,7 @@ impl SagaLaneOwner {
                 time,
                 what: InstanceInputKind::Timer { name: timer.name, generation },
             });
-            InstanceAction::Input { input, origin: InputOrigin::Fresh, asked: None }
+            InstanceAction::Input { input, origin: InputOrigin::Fresh, verb_context: None }
         };
         self.push(correlation, QueuedInput::of(what), 0);
     }
@@ -344,7 +344,7 @@ mod tests {
         let timer = TimerRow { due, correlation: correlation.clone(), name: name.clone(), generation: 3 };
         let input =
             Box::new(InstanceInput { time: due, what: InstanceInputKind::Timer { name, generation: 3 } });
-        let wanted = InstanceAction::Input { input, origin: InputOrigin::Fresh, asked: None };
+        let wanted = InstanceAction::Input { input, origin: InputOrigin::Fresh, verb_context: None };
         // The instance ignores the timer.
         timers.given.insert(timer.clone());
         timers.done(&correlation, &wanted, TimerDelta::default());

@@ -235,10 +235,10 @@ async fn no_line_of_the_log_and_no_page_shows_another_tenant() {
         for number in 0..=BEHIND {
             apart.event(tenant, "Wrong", &format!("behind-{number}"), &correlation).await;
         }
-        let told =
+        let is_reported =
             |line: &&str| line.contains("no room to hold another input") && line.contains(&mark_of(tenant));
-        let told = async || apart.saga.process.output().lines().find(told).map(str::to_owned);
-        wait_until(told, PATIENCE, "it is told that there is no room").await;
+        let report = async || apart.saga.process.output().lines().find(is_reported).map(str::to_owned);
+        wait_until(report, PATIENCE, "it is told that there is no room").await;
     }
     look_at_pages(&apart.saga);
     apart.saga.process.terminate();

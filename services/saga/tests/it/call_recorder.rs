@@ -29,17 +29,17 @@ impl Witness {
     }
 
     /// Lists what was done, each id once.
-    pub(crate) fn deeds(&self) -> Vec<String> {
+    pub(crate) fn distinct_calls(&self) -> Vec<String> {
         let mut seen = BTreeMap::new();
-        let mut deeds = Vec::new();
+        let mut names = Vec::new();
         for called in self.calls() {
             let payload = seen.entry(called.id.clone()).or_insert_with(|| {
-                deeds.push(called.what.clone());
+                names.push(called.what.clone());
                 called.payload.clone()
             });
             assert_eq!(*payload, called.payload, "one payload for {}", called.id);
         }
-        deeds
+        names
     }
 }
 

@@ -14,7 +14,7 @@ use workflow::message::EffectResult;
 use crate::effects::command;
 use crate::sink::{Answers, CUT, SmtpSink, Tls};
 use crate::stage::{Stage, json, provider};
-use crate::upstream::{Act, Asked, Upstream, answer};
+use crate::upstream::{Act, Upstream, UpstreamRequest, answer};
 use crate::world::{EFFECT, World};
 
 const MIB: usize = 1024 * 1024;
@@ -35,7 +35,7 @@ const TICK: Duration = Duration::from_millis(1);
 #[derive(Debug, Clone)]
 pub(crate) struct Got {
     at: Instant,
-    asked: Asked,
+    request: UpstreamRequest,
 }
 
 /// Requests in the order in which they came.
@@ -44,10 +44,14 @@ pub(crate) struct Requests(Arc<Mutex<Vec<Got>>>);
 
 impl Requests {
     /// Notes a request; gives how many of its kind there were with it.
-    pub(crate) fn note(&self, asked: &Asked, is_of_kind: impl Fn(&Asked) -> bool) -> usize {
+    pub(crate) fn note(
+        &self,
+        request: &UpstreamRequest,
+        is_of_kind: impl Fn(&UpstreamRequest) -> bool,
+    ) -> usize {
         let mut all = self.0.lock().expect("no panic");
-        all.push(Got { at: Instant::now(), asked: asked.clone() });
-        all.iter().filter(|got| is_of_kind(&got.asked)).count()
+        all.push(Got { at: Instant::now(), request: request.clone() });
+        all.iter().filter(|got| is_of_kind(&got.request)).count()
     }
 
     pub(crate) fn all(&self) -> Vec<Got> {
@@ -100,7 +104,7 @@ fn status(status: u16) -> Act {
 
 /// Makes an act that does what it is asked for, and whose answer is lost.
 fn lost() -> Act {
-    Act::Say(String::new())
+    Act::Send(String::new())
 }
 
 fn too_long() -> Act {
@@ -113,7 +117,7 @@ fn begins() -> (String, String) {
 }
 
 fn hangs() -> [Act; 2] {
-    [Act::SayAndHang(String::new()), Act::SayAndHang(begins().0)]
+    [Act::SendAndHang(String::new()), Act::SendAndHang(begins().0)]
 }
 
 /// Lists cases of calls whose outcome is known, whatever the policy for unknown outcomes.
@@ -146,7 +150,7 @@ fn cases(policy: &str) -> Vec<Case> {
                 twice("long", too_long()),
                 twice("silent", silent).takes(START_TO_CLOSE),
                 twice("half", half).takes(START_TO_CLOSE),
-                Case::new("slow", vec![Act::SaySlowly(slow.0, slow.1)], Succeeded, r#""id":7"#),
+                Case::new("slow", vec![Act::SendSlowly(slow.0, slow.1)], Succeeded, r#""id":7"#),
             ]
         }
         "fail" => {
@@ -184,12 +188,12 @@ fn effects(policy: &str) -> String {
 }
 
 /// The case that a request names.
-fn case_of(asked: &Asked) -> &str {
-    asked.line.split_once("case=").expect("it is named").1
+fn case_of(request: &UpstreamRequest) -> &str {
+    request.line.split_once("case=").expect("it is named").1
 }
 
-fn is_question(asked: &Asked) -> bool {
-    asked.line.starts_with("GET ")
+fn is_question(request: &UpstreamRequest) -> bool {
+    request.line.starts_with("GET ")
 }
 
 type Script = Arc<Mutex<BTreeMap<&'static str, (Vec<Act>, Option<Act>)>>>;
@@ -197,13 +201,14 @@ type Script = Arc<Mutex<BTreeMap<&'static str, (Vec<Act>, Option<Act>)>>>;
 /// An upstream with TLS that does what the script says.
 async fn scripted(stage: &Stage, script: &Script, requests: &Requests) -> Upstream {
     let (script, requests) = (Arc::clone(script), requests.clone());
-    Upstream::start(Some(stage.acceptor("localhost")), move |asked| {
-        let is_of_kind =
-            |other: &Asked| case_of(other) == case_of(asked) && is_question(other) == is_question(asked);
-        let number = requests.note(asked, is_of_kind);
+    Upstream::start(Some(stage.acceptor("localhost")), move |request| {
+        let is_of_kind = |other: &UpstreamRequest| {
+            case_of(other) == case_of(request) && is_question(other) == is_question(request)
+        };
+        let number = requests.note(request, is_of_kind);
         let script = script.lock().expect("no panic");
-        let (acts, known) = &script[case_of(asked)];
-        if is_question(asked) {
+        let (acts, known) = &script[case_of(request)];
+        if is_question(request) {
             return known.clone().expect("nobody asks");
         }
         acts[(number - 1).min(acts.len() - 1)].clone()
@@ -240,7 +245,8 @@ async fn run(world: &mut World, stage: &Stage, policy: &str, numbers: u128, what
         world.command(&command(number, input), &format!("c-{number}")).await;
     }
     if cases.iter().any(|case| case.name == "slow") {
-        let has_come = async || requests.all().iter().any(|got| case_of(&got.asked) == "slow").then_some(());
+        let has_come =
+            async || requests.all().iter().any(|got| case_of(&got.request) == "slow").then_some(());
         wait_until(has_come, PATIENCE, "the slow one is asked").await;
         upstream.open_gate();
     }
@@ -270,12 +276,12 @@ async fn run(world: &mut World, stage: &Stage, policy: &str, numbers: u128, what
 
 /// Each attempt is one request, under one key and with one body, and none comes before it may.
 fn look_at_requests(case: &Case, id: CommandId, all: &[Got], what: &str) {
-    let of_case = all.iter().filter(|got| case_of(&got.asked) == case.name);
-    let (questions, calls): (Vec<_>, Vec<_>) = of_case.partition(|got| is_question(&got.asked));
+    let of_case = all.iter().filter(|got| case_of(&got.request) == case.name);
+    let (questions, calls): (Vec<_>, Vec<_>) = of_case.partition(|got| is_question(&got.request));
     assert_eq!((calls.len(), questions.len()), (case.attempts as usize, case.questions), "{what}");
-    for Got { asked, .. } in &calls {
-        assert_eq!(asked.header("idempotency-key"), Some(id.to_string().as_str()), "{what}");
-        assert_eq!(asked.body, calls[0].asked.body, "{what}");
+    for Got { request, .. } in &calls {
+        assert_eq!(request.header("idempotency-key"), Some(id.to_string().as_str()), "{what}");
+        assert_eq!(request.body, calls[0].request.body, "{what}");
     }
     if case.name == "busy" {
         let pause = calls[1].at.duration_since(calls[0].at);
@@ -337,12 +343,12 @@ async fn break_and_heal(mut world: World, what: &str) {
     let (stage, requests) = (Stage::new(), Requests::default());
     let keeps = requests.clone();
     // The window, a probe that fails, and one that is held.
-    let upstream = Upstream::start(Some(stage.acceptor("localhost")), move |asked| {
-        let number = keeps.note(asked, |_| true);
+    let upstream = Upstream::start(Some(stage.acceptor("localhost")), move |request| {
+        let number = keeps.note(request, |_| true);
         let (first, rest) = begins();
         match number {
             _ if number <= WINDOW + 1 => status(503),
-            _ if number == WINDOW + 2 => Act::SaySlowly(first, rest),
+            _ if number == WINDOW + 2 => Act::SendSlowly(first, rest),
             _ => done(),
         }
     })

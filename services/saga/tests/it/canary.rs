@@ -99,8 +99,8 @@ async fn what_is_redacted_of_an_answer_is_found_nowhere() {
     wait_until(held, PATIENCE, "the instance holds").await;
     assert_eq!((upstream.count("/pay"), upstream.count("/refuse")), (1, 1));
 
-    let told =
-        [saga.ask("/info"), saga.ask("/health"), saga.ask("/metrics")].map(|told| told.expect("told").1);
+    let pages =
+        [saga.ask("/info"), saga.ask("/health"), saga.ask("/metrics")].map(|page| page.expect("told").1);
     let messages = messages(&broker).await;
     saga.process.terminate();
     assert!(saga.process.wait(PATIENCE).success());
@@ -109,7 +109,7 @@ async fn what_is_redacted_of_an_answer_is_found_nowhere() {
     assert!(log.contains("saga started"), "{log}");
     assert!(!messages.contains(CANARY), "{messages}");
     assert!(!log.contains(CANARY), "{log}");
-    assert!(told.iter().all(|told| !told.contains(CANARY)), "{told:?}");
+    assert!(pages.iter().all(|page| !page.contains(CANARY)), "{pages:?}");
     assert!(!is_in_files(&store, CANARY));
 }
 

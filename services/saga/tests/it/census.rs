@@ -46,8 +46,8 @@ effects:
 "#;
 
 /// Waits until `/metrics` shows all of these numbers.
-async fn until_told(world: &World, told: &[(&str, usize)]) {
-    for (name, number) in told {
+async fn until_counted(world: &World, counts: &[(&str, usize)]) {
+    for (name, number) in counts {
         world.until_measured(&format!("mycora_saga_{name} {number}")).await;
     }
 }
@@ -100,7 +100,7 @@ async fn full(mut world: World) -> World {
         })
         .await;
     world.own();
-    until_told(&world, &NOTHING).await;
+    until_counted(&world, &NOTHING).await;
     for id in ["early", "poisoned", "lost", "refused"] {
         order(&world, id).await;
     }
@@ -112,7 +112,7 @@ async fn full(mut world: World) -> World {
     world.event("Order", "c-1", "Cancelled", "lost", "{}").await;
     world.wait_for("lost", "stuck").await;
     world.wait_for("refused", "failed").await;
-    until_told(&world, &EVERYTHING).await;
+    until_counted(&world, &EVERYTHING).await;
     world
 }
 
@@ -135,27 +135,30 @@ async fn kill(world: &World, correlation: &str) {
 async fn told_by_each_owner(world: World) -> World {
     let mut world = full(world).await;
     world.stop().await;
-    until_told(&world, &NOTHING).await;
+    until_counted(&world, &NOTHING).await;
     world.own();
-    until_told(&world, &EVERYTHING).await;
+    until_counted(&world, &EVERYTHING).await;
     world.crash().await;
-    until_told(&world, &NOTHING).await;
+    until_counted(&world, &NOTHING).await;
     world.own();
-    until_told(&world, &EVERYTHING).await;
+    until_counted(&world, &EVERYTHING).await;
     world
 }
 
 /// Checks that removed rows are no longer counted.
 async fn told_to_the_end(world: &mut World) {
-    assert_eq!(world.say("w-1", "poisoned", purge("poisoned")).await.outcome, LaneRequestOutcome::Done);
+    assert_eq!(
+        world.send_request("w-1", "poisoned", purge("poisoned")).await.outcome,
+        LaneRequestOutcome::Done
+    );
     // There is no such letter any more.
-    world.say("w-2", "poisoned", purge("poisoned")).await;
-    until_told(world, &[("letters", 0), ("parked_keys", 0), ("timers", 2)]).await;
+    world.send_request("w-2", "poisoned", purge("poisoned")).await;
+    until_counted(world, &[("letters", 0), ("parked_keys", 0), ("timers", 2)]).await;
     for correlation in ["early", "poisoned", "lost"] {
         kill(world, correlation).await;
     }
-    until_told(world, &[(r#"instances{status="running"}"#, 0), ("stuck", 0), ("timers", 0)]).await;
-    until_told(world, &[(r#"instances{status="ended"}"#, 4), ("kept", 1)]).await;
+    until_counted(world, &[(r#"instances{status="running"}"#, 0), ("stuck", 0), ("timers", 0)]).await;
+    until_counted(world, &[(r#"instances{status="ended"}"#, 4), ("kept", 1)]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -164,11 +167,11 @@ async fn a_directory_is_told_by_each_owner_and_to_the_end() {
     told_to_the_end(&mut world).await;
     // Kept events of an ended instance go with its journal; an event without an instance becomes a dead letter.
     world.forward(Duration::from_secs(8 * 24 * 3600));
-    until_told(&world, &[(r#"instances{status="ended"}"#, 0), ("kept", 0), ("letters", 1)]).await;
+    until_counted(&world, &[(r#"instances{status="ended"}"#, 0), ("kept", 0), ("letters", 1)]).await;
     world.crash().await;
     world.own();
     let letter = NOTHING.map(|(name, number)| (name, if name == "letters" { 1 } else { number }));
-    until_told(&world, &letter).await;
+    until_counted(&world, &letter).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -186,19 +189,20 @@ async fn letters_of_effects_are_told_as_well() {
     world.own_effect(Arc::new(upstream.clone()));
     world.command(&command(1, Json::Null), "a").await;
     world.command(&command(1, Json::text("other")), "b").await;
-    until_told(&world, &[("letters", 1)]).await;
+    until_counted(&world, &[("letters", 1)]).await;
     world.crash().await;
-    until_told(&world, &[("letters", 0)]).await;
+    until_counted(&world, &[("letters", 0)]).await;
     world.own_effect(Arc::new(upstream.clone()));
-    until_told(&world, &[("letters", 1)]).await;
+    until_counted(&world, &[("letters", 1)]).await;
     let subject = workflow::MessageSubject::Effect {
         effect: EFFECT.parse().expect("a name"),
         command: model::CommandId::from_bits(1),
     };
     for request in ["r-1", "r-1", "r-2"] {
         let lane = format!("e:{TENANT}:{EFFECT}:0");
-        let purged = world.say_to(request, &subject, lane, EffectLaneRequest::Purge { letter: 2 }).await;
+        let purged =
+            world.send_request_to(request, &subject, lane, EffectLaneRequest::Purge { letter: 2 }).await;
         assert_eq!(purged.outcome, LaneRequestOutcome::Done);
-        until_told(&world, &[("letters", 0)]).await;
+        until_counted(&world, &[("letters", 0)]).await;
     }
 }

@@ -92,7 +92,7 @@ impl Span {
     }
 
     /// Returns the value of an attribute; nothing where the span does not have it.
-    pub(crate) fn says(&self, what: &str) -> String {
+    pub(crate) fn attribute(&self, what: &str) -> String {
         let found = self.attributes.iter().find(|attribute| attribute.key == what);
         match found.and_then(|attribute| attribute.value.as_ref()) {
             Some(Value { text, number }) if text.is_empty() => number.to_string(),

@@ -260,7 +260,7 @@ pub(crate) async fn in_doubt(store: &dyn KvStore, effect: &str) -> Vec<CallRow> 
 }
 
 /// States of orders. Checks that their rows are complete: one journal row for each revision, and no message left to send.
-pub(crate) async fn standing(
+pub(crate) async fn order_states(
     store: &dyn KvStore,
     saga: &str,
     orders: &[&str],
@@ -271,7 +271,7 @@ pub(crate) async fn standing(
     for lane in std::iter::once(lane.clone()).chain(of_effects) {
         assert_eq!(rows_of(store, &lane, StoreTable::Outbox.range()).await, [], "{lane}");
     }
-    let mut standing = BTreeMap::new();
+    let mut states = BTreeMap::new();
     for order in orders {
         let correlation: CorrelationId = order.parse().expect("a correlation");
         let key = RowKey::new(LaneRowKey::saga(&correlation).as_str());
@@ -288,27 +288,27 @@ pub(crate) async fn standing(
         let wanted = (1..=revision).map(|n| LaneRowKey::journal(&correlation, n).as_str().to_owned());
         assert_eq!(keys, wanted.collect::<Vec<_>>(), "{order}");
         let CorrelationRecord { parked_by, letters, .. } = record;
-        standing.insert((*order).to_owned(), format!("{status}, {letters} letters, parked by {parked_by:?}"));
+        states.insert((*order).to_owned(), format!("{status}, {letters} letters, parked by {parked_by:?}"));
     }
-    standing
+    states
 }
 
-/// Says a word to a lane, under the subject of what it is about.
-pub(crate) async fn say<W: serde::Serialize>(
+/// Sends a request to a lane, under the subject of what it is about.
+pub(crate) async fn send_request<W: serde::Serialize>(
     broker: &dyn MessageBroker,
     (subject, lane): (MessageSubject, WorkflowLane),
     request: &str,
-    word: W,
+    lane_request: W,
 ) {
-    let word = LaneRequestMessage {
+    let outgoing = LaneRequestMessage {
         tenant_id: TENANT.to_owned(),
         request_id: request.to_owned(),
         lane: lane.to_string(),
-        word,
+        word: lane_request,
         request_hash: String::new(),
         reply_to: None,
     };
-    let (subject, payload) = (subject.of(lane.tenant()), message::write(&word).into());
+    let (subject, payload) = (subject.of(lane.tenant()), message::write(&outgoing).into());
     let outgoing =
         Publication { subject, message_id: format!("word-{request}"), headers: Headers::new(), payload };
     publish(broker, outgoing).await;
@@ -320,9 +320,14 @@ async fn redrive(broker: &dyn MessageBroker, order: &str) {
     let (tenant, saga) = (TENANT.parse().expect("a tenant"), "order".parse().expect("a name"));
     let subject = MessageSubject::workflow(&saga, &correlation);
     let data = Some(Json::object([("ok", Json::Bool(true))]));
-    let word = SagaLaneRequest::Redrive { correlation, letter: 0, skip: false, data };
-    say(broker, (subject, WorkflowLane::Saga { tenant, saga, shard: 0 }), &format!("redrive-{order}"), word)
-        .await;
+    let lane_request = SagaLaneRequest::Redrive { correlation, letter: 0, skip: false, data };
+    send_request(
+        broker,
+        (subject, WorkflowLane::Saga { tenant, saga, shard: 0 }),
+        &format!("redrive-{order}"),
+        lane_request,
+    )
+    .await;
 }
 
 /// Answers a call by the token that came with it. One that comes before the call waits is refused, so it is said again.
@@ -332,9 +337,9 @@ async fn sign(broker: &dyn MessageBroker, call: &Request, request: &str) {
     let command: CommandId = call.key.parse().expect("a command");
     let token = BlobHash::of(call.token.as_bytes());
     let end = CallCompletion::Succeeded { result: Json::Null };
-    let word = EffectLaneRequest::Call { command, asked: EffectCallRequest::Complete { token, end } };
+    let lane_request = EffectLaneRequest::Call { command, asked: EffectCallRequest::Complete { token, end } };
     let subject = MessageSubject::Effect { effect: effect.clone(), command };
-    say(broker, (subject, WorkflowLane::Effect { tenant, effect }), request, word).await;
+    send_request(broker, (subject, WorkflowLane::Effect { tenant, effect }), request, lane_request).await;
 }
 
 async fn pay(broker: &dyn MessageBroker, order: &str) {
@@ -371,8 +376,8 @@ async fn place_all(broker: &dyn MessageBroker) {
 /// Ends of all orders, without ids and times: the same however often the process died.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Ends {
-    /// Where each order stands.
-    standing: BTreeMap<String, String>,
+    /// State of each order.
+    states: BTreeMap<String, String>,
     /// Number of keys under which calls were made, by path and payload.
     calls: BTreeMap<(String, String), usize>,
     /// Number of ids under which commands were submitted.
@@ -406,8 +411,8 @@ struct Run<'a> {
     doubted: BTreeSet<String>,
     /// Facts by their orders and kinds.
     seen: BTreeSet<(String, String)>,
-    /// Words about signatures that were said.
-    said: u32,
+    /// Requests with signatures that were sent.
+    signed: u32,
 }
 
 impl Run<'_> {
@@ -439,7 +444,7 @@ impl Run<'_> {
         }
     }
 
-    async fn hear(&mut self, fact: FactMessage) {
+    async fn take_fact(&mut self, fact: FactMessage) {
         let (order, kind) = (fact.correlation.to_string(), fact.kind);
         if !self.seen.insert((order.clone(), kind.clone())) {
             return;
@@ -458,8 +463,8 @@ impl Run<'_> {
         let calls = self.upstream.calls().into_iter().filter(|call| call.path == "/sign");
         let calls: BTreeMap<_, _> = calls.map(|call| (call.key.clone(), call)).collect();
         for call in calls.values() {
-            self.said += 1;
-            sign(self.broker, call, &format!("sign-{}", self.said)).await;
+            self.signed += 1;
+            sign(self.broker, call, &format!("sign-{}", self.signed)).await;
         }
     }
 }
@@ -479,13 +484,13 @@ async fn run(rows: Rows, death: Option<(&str, u32)>) -> (Ends, BTreeSet<String>)
     let mortal = Mortal::start((dir.path(), &nats, &gateway), rows, death.map(|_| name.clone()));
     place_all(&*broker).await;
     let (doubted, seen) = (BTreeSet::new(), BTreeSet::new());
-    let mut run = Run { broker: &*broker, upstream: &upstream, mortal, point, doubted, seen, said: 0 };
+    let mut run = Run { broker: &*broker, upstream: &upstream, mortal, point, doubted, seen, signed: 0 };
     let begin = std::time::Instant::now();
     while !run.is_over().await {
         assert!(begin.elapsed() < 2 * PATIENCE, "{name}: {:?}\n{}", run.seen, run.mortal.process.output());
         run.look_after_the_process().await;
         match projection.next_soon().await {
-            Some(fact) => run.hear(fact).await,
+            Some(fact) => run.take_fact(fact).await,
             None => run.sign_all().await,
         }
     }
@@ -494,7 +499,7 @@ async fn run(rows: Rows, death: Option<(&str, u32)>) -> (Ends, BTreeSet<String>)
     mortal.end();
     assert_eq!(mortal.deaths, u32::from(death.is_some()), "{name}\n{}", mortal.process.output());
     let orders: Vec<_> = POISON.into_iter().chain(LATE).chain(BAD).chain([PAID, LAST]).collect();
-    let standing = standing(&*mortal.kept.open().await, "order", &orders, &EFFECTS).await;
+    let states = order_states(&*mortal.kept.open().await, "order", &orders, &EFFECTS).await;
     let mut calls = BTreeMap::new();
     for (path, payload, times) in upstream.by_key().into_values() {
         assert!(path != "/tell" || times == 1, "{name}: it may be called once at most: {payload}");
@@ -502,18 +507,18 @@ async fn run(rows: Rows, death: Option<(&str, u32)>) -> (Ends, BTreeSet<String>)
     }
     let mut submitted = BTreeMap::new();
     commands.by_id().into_values().for_each(|command| *submitted.entry(command).or_default() += 1);
-    (Ends { standing, calls, commands: submitted }, doubted)
+    (Ends { states, calls, commands: submitted }, doubted)
 }
 
 /// How everything ends where nothing dies.
 async fn uninterrupted(rows: Rows) -> Ends {
     let (ends, doubted) = run(rows, None).await;
     assert_eq!(doubted, BTreeSet::new());
-    let standing = |order: &str| ends.standing[order].as_str();
-    assert_eq!(standing(PAID), "completed, 0 letters, parked by None");
-    assert_eq!(standing(BAD[2]), "awaited, 1 letters, parked by Some(0)");
-    assert_eq!(standing(LATE[2]), "compensated, 0 letters, parked by None");
-    assert_eq!(standing(POISON[2]), "completed, 1 letters, parked by None");
+    let state = |order: &str| ends.states[order].as_str();
+    assert_eq!(state(PAID), "completed, 0 letters, parked by None");
+    assert_eq!(state(BAD[2]), "awaited, 1 letters, parked by Some(0)");
+    assert_eq!(state(LATE[2]), "compensated, 0 letters, parked by None");
+    assert_eq!(state(POISON[2]), "completed, 1 letters, parked by None");
     // Four steps of each order that was paid in the end, and two of each of the others.
     assert_eq!(ends.calls.len(), 4 * 5 + 2 * LATE.len());
     assert!(ends.calls.values().chain(ends.commands.values()).all(|keys| *keys == 1), "{ends:?}");

@@ -97,7 +97,7 @@ fn has(bytes: &[u8], wanted: &str) -> bool {
 }
 
 /// Returns what the process says of itself to the operator, by a call that becomes a span.
-async fn asked(saga: &mut ReplicaProcess, dir: &Path) -> String {
+async fn server_info(saga: &mut ReplicaProcess, dir: &Path) -> String {
     let line = saga.process.wait_for_line("--listen is bound", PATIENCE);
     let address = line.rsplit('=').next().expect("an address");
     let pki = Pki::open(&dir.join("pki")).expect("an authority");
@@ -112,11 +112,11 @@ async fn asked(saga: &mut ReplicaProcess, dir: &Path) -> String {
 async fn keeps_its_secrets(rows: &[&str], files: &Path, what: &str) {
     let (dir, nats, stage) = (tempfile::tempdir().expect("a directory"), NatsServer::start(), Stage::new());
     let done = format!(r#"{{"id":"{WITNESS}"}}"#);
-    let upstream = Upstream::start(Some(stage.acceptor("localhost")), move |asked| {
-        match asked.line.rsplit('/').next().expect("a path") {
+    let upstream = Upstream::start(Some(stage.acceptor("localhost")), move |request| {
+        match request.line.rsplit('/').next().expect("a path") {
             "refuse" => answer(422, &[], &format!(r#"{{"code":"no","why":"{WITNESS}"}}"#)),
             "busy" => answer(503, &[], "{}"),
-            "cut" => Act::Say(String::new()),
+            "cut" => Act::Send(String::new()),
             _ => answer(200, &[], &done),
         }
     })
@@ -158,7 +158,7 @@ async fn keeps_its_secrets(rows: &[&str], files: &Path, what: &str) {
 
     let bearer = format!("authorization: Bearer {SECRET}\r\n");
     let of_tenant = format!("{bearer}x-tenant-id: {}\r\n", crate::world::TENANT);
-    let mut told = String::new();
+    let mut pages = String::new();
     for (path, headers) in [
         ("/info", ""),
         ("/info", &*bearer),
@@ -168,16 +168,16 @@ async fn keeps_its_secrets(rows: &[&str], files: &Path, what: &str) {
         ("/health", &*bearer),
         ("/ready", ""),
     ] {
-        told.push_str(&saga.ask_with(path, headers).expect("told").1);
+        pages.push_str(&saga.ask_with(path, headers).expect("told").1);
     }
-    told.push_str(&asked(&mut saga, dir.path()).await);
+    pages.push_str(&server_info(&mut saga, dir.path()).await);
     let messages = messages(&broker).await;
     saga.process.terminate();
     assert!(saga.process.wait(PATIENCE).success());
 
     // The secret was where it is for, in each way.
     let headers = |path: &str| {
-        upstream.asked().into_iter().find(|asked| asked.line.ends_with(path)).expect(path).headers
+        upstream.requests().into_iter().find(|request| request.line.ends_with(path)).expect(path).headers
     };
     for path in ["/pay", "/refuse", "/busy", "/cut"] {
         assert_eq!(headers(path)["authorization"], format!("Bearer {CANARY}"), "{what}");
@@ -196,13 +196,13 @@ async fn keeps_its_secrets(rows: &[&str], files: &Path, what: &str) {
     );
     assert!(log.contains("saga started") && log.contains("TRACE"), "{what}: {log}");
     assert!(has(&traces, "SagaService/GetSagaServer"), "{what}: {}", String::from_utf8_lossy(&traces));
-    assert!(told.contains("order"), "{told}");
+    assert!(pages.contains("order"), "{pages}");
     for form in forms() {
         assert!(!is_in_files(files, &form), "{what}: a row has {form}");
         assert!(!messages.contains(&form), "{what}: {messages}");
         assert!(!log.contains(&form), "{what}: {log}");
         assert!(!has(&traces, &form), "{what}: {}", String::from_utf8_lossy(&traces));
-        assert!(!told.contains(&form), "{what}: {told}");
+        assert!(!pages.contains(&form), "{what}: {pages}");
     }
 }
 

@@ -90,7 +90,7 @@ async fn assert_counted(world: &World) {
         assert_eq!((tombstone.revision, record.letters), (LAST + 2, 0), "{counter}");
     }
     assert_eq!(world.metrics.letters.get(), 0);
-    assert_eq!(world.witness.deeds(), ["tell"; 3]);
+    assert_eq!(world.witness.distinct_calls(), ["tell"; 3]);
 }
 
 /// The line of metrics that says how many lanes found a stream to have gone back.

@@ -146,9 +146,9 @@ async fn handed_over(
     let mut slowest = Duration::ZERO;
     while taken.len() < lanes.len() {
         for lane in lanes.iter().filter(|lane| !taken.contains_key(*lane)).cloned().collect::<Vec<_>>() {
-            let asked = Instant::now();
+            let sent = Instant::now();
             let owner = owner(&store, &lane).await.map(|owner| owner.replica);
-            slowest = slowest.max(asked.elapsed());
+            slowest = slowest.max(sent.elapsed());
             if owner.as_deref() != Some(from) {
                 let since: &mut Instant = given_up.entry(lane.clone()).or_insert_with(Instant::now);
                 if owner.as_deref() == Some(to) {
@@ -243,9 +243,9 @@ async fn a_route_drains_a_replica_under_load() {
 
 /// Waits until calls of this tenant's orders go on.
 async fn until_goes_on(stage: &Stage, tenant: &str) {
-    let told = || stage.upstream.count_of("/tell", tenant);
-    let before = told();
-    let goes_on = async || (told() > before + 20).then_some(());
+    let tell_calls = || stage.upstream.count_of("/tell", tenant);
+    let before = tell_calls();
+    let goes_on = async || (tell_calls() > before + 20).then_some(());
     wait_until(goes_on, PATIENCE, format!("orders of {tenant} end")).await;
 }
 

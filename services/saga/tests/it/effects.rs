@@ -43,7 +43,7 @@ effects: { payment-reserve: { flow_file: reserve.yaml, timeouts: { heartbeat: 2m
 #[derive(Clone)]
 pub(crate) struct Upstream {
     answers: Arc<Mutex<VecDeque<ProviderAnswer>>>,
-    asked: Arc<Mutex<VecDeque<Option<ProviderAnswer>>>>,
+    query_answers: Arc<Mutex<VecDeque<Option<ProviderAnswer>>>>,
     calls: Arc<Mutex<Vec<String>>>,
     tokens: Arc<Mutex<Vec<String>>>,
     /// True if calls wait for an answer which never comes.
@@ -55,7 +55,7 @@ impl Upstream {
     pub(crate) fn with(answers: impl IntoIterator<Item = ProviderAnswer>) -> Self {
         Self {
             answers: Arc::new(Mutex::new(answers.into_iter().collect())),
-            asked: Arc::default(),
+            query_answers: Arc::default(),
             calls: Arc::default(),
             tokens: Arc::default(),
             hanging: Arc::default(),
@@ -94,7 +94,7 @@ impl CallProvider for Upstream {
 
     async fn ask(&self, _: &ProviderCall) -> Option<ProviderAnswer> {
         self.calls.lock().expect("no panic").push("asked".to_owned());
-        self.asked.lock().expect("no panic").pop_front().flatten()
+        self.query_answers.lock().expect("no panic").pop_front().flatten()
     }
 
     async fn adopt(&self, _: &ProviderCall, external: &str) {
@@ -252,8 +252,8 @@ async fn what_passes_is_tried_again_and_an_open_breaker_costs_no_attempt() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_outcome_that_nobody_knows_goes_by_its_policy() {
-    for (policy, answers, asked, expected, calls) in [
+async fn an_unknown_outcome_goes_by_its_policy() {
+    for (policy, answers, query_answers, expected, calls) in [
         ("retry", vec![lost()], vec![], (CommandOutcome::Succeeded, false), 2),
         ("fail", vec![lost()], vec![], (CommandOutcome::Unknown, true), 1),
         ("query", vec![lost()], vec![None, Some(passing())], (CommandOutcome::Succeeded, false), 4),
@@ -267,7 +267,7 @@ async fn an_outcome_that_nobody_knows_goes_by_its_policy() {
     ] {
         let mut world = World::simulated().await;
         let upstream = Upstream::with(answers);
-        upstream.asked.lock().expect("no panic").extend(asked);
+        upstream.query_answers.lock().expect("no panic").extend(query_answers);
         served(&mut world, policy, &upstream).await;
         world.command(&command(1, Json::Null), "a").await;
         assert_eq!(end(&world.result().await), expected, "{policy}");
@@ -300,12 +300,15 @@ pub(crate) async fn ask(
     world: &World,
     request: &str,
     number: u128,
-    asked: EffectCallRequest,
+    call_request: EffectCallRequest,
 ) -> LaneRequestOutcome {
     let command = model::CommandId::from_bits(number);
     let subject = workflow::MessageSubject::Effect { effect: EFFECT.parse().expect("a name"), command };
     let lane = format!("e:{}:{EFFECT}:0", crate::world::TENANT);
-    world.say_to(request, &subject, lane, EffectLaneRequest::Call { command, asked }).await.outcome
+    world
+        .send_request_to(request, &subject, lane, EffectLaneRequest::Call { command, asked: call_request })
+        .await
+        .outcome
 }
 
 fn refused(outcome: LaneRequestOutcome) -> String {
@@ -429,8 +432,8 @@ async fn commands_are_read_again_without_a_call() {
     let lane = format!("e:{}:{EFFECT}:0", crate::world::TENANT);
     let sources =
         vec![SourceRewindSpec { source: format!("commands.{EFFECT}"), to: RewindTarget::Sequence(1) }];
-    let said = world.say_to("r-1", &subject, lane, EffectLaneRequest::SetBack(sources)).await;
-    assert_eq!(said.outcome, LaneRequestOutcome::Done);
+    let answer = world.send_request_to("r-1", &subject, lane, EffectLaneRequest::SetBack(sources)).await;
+    assert_eq!(answer.outcome, LaneRequestOutcome::Done);
     // What comes behind everything that was read again shows that it was.
     world.command(&command(4, Json::Null), "c-4").await;
     assert_eq!(world.result().await.command_id, model::CommandId::from_bits(4));

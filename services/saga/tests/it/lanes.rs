@@ -20,7 +20,7 @@ const CAPTURED: &str = r#"{"amount_cents":1250}"#;
 everywhere! {
     an_order_is_shipped
     every_event_counts_once
-    whoever_takes_over_goes_on
+    a_new_owner_goes_on
     poison_parks_its_correlation_alone
     an_operator_is_answered_once
 }
@@ -50,7 +50,10 @@ async fn an_order_is_shipped(world: World) {
     world.event("Payment", "e-2", "PaymentCaptured", "c-1", CAPTURED).await;
     world.wait_for("c-1", "completed").await;
     assert_eq!(world.status("c-1").await, SagaStatus::Completed);
-    assert_eq!(world.witness.deeds(), ["payment-reserve", "make-label", "MarkShipped", "mail-receipt"]);
+    assert_eq!(
+        world.witness.distinct_calls(),
+        ["payment-reserve", "make-label", "MarkShipped", "mail-receipt"]
+    );
     let ended = world.stop().await;
     assert!(matches!(ended, saga::lane::LaneExit::Stopped { .. }), "{ended}");
     // Nothing is left to be sent, and the only timer is that after which the journal goes.
@@ -76,10 +79,10 @@ async fn every_event_counts_once(world: World) {
         world.raw("tenant.acme.aggregate.Payment.x", copy, &body).await;
     }
     world.wait_for("c-1", "completed").await;
-    assert_eq!(world.witness.deeds().len(), 4);
+    assert_eq!(world.witness.distinct_calls().len(), 4);
 }
 
-async fn whoever_takes_over_goes_on(world: World) {
+async fn a_new_owner_goes_on(world: World) {
     let mut world = started(world).await;
     for order in 0..20 {
         world.event("Order", &format!("p-{order}"), "OrderPlaced", &format!("c-{order}"), PLACED).await;
@@ -98,7 +101,7 @@ async fn whoever_takes_over_goes_on(world: World) {
         assert_eq!(world.status(&correlation).await, SagaStatus::Completed);
     }
     // One key and one payload for each of four deeds.
-    assert_eq!(world.witness.deeds().len(), 80);
+    assert_eq!(world.witness.distinct_calls().len(), 80);
 }
 
 async fn poison_parks_its_correlation_alone(world: World) {
@@ -136,7 +139,7 @@ async fn an_operator_is_answered_once(world: World) {
     assert_eq!(again.instance.map(|instance| instance.status), Some(SagaStatus::Compensating));
     let late = world.ask("r-2", "c-1", cancel()).await;
     assert_eq!(reason(&late), Some("SAGA_ENDED"));
-    assert_eq!(world.witness.deeds(), ["payment-reserve", "payment-release", "Cancel"]);
+    assert_eq!(world.witness.distinct_calls(), ["payment-reserve", "payment-release", "Cancel"]);
 }
 
 #[tokio::test]
@@ -189,7 +192,7 @@ async fn an_order_that_is_not_paid_is_undone_when_its_time_is_over() {
     world.forward(Duration::from_secs(10));
     world.wait_for("c-1", "compensated").await;
     // The other one was stored later than its clock says, and may be over as well: each is released once.
-    let released = world.witness.deeds().iter().filter(|deed| *deed == "payment-release").count();
+    let released = world.witness.distinct_calls().iter().filter(|call| *call == "payment-release").count();
     assert_eq!(released as u64, world.metrics.timers_fired.get());
     world.until_measured(&format!("mycora_saga_timer_lag_seconds_count {released}")).await;
 }
@@ -257,7 +260,7 @@ async fn many_timers_that_are_due_at_once_are_fired_while_others_go_on() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_ended_is_forgotten_though_nobody_owned_its_lane_for_long() {
+async fn what_ended_is_forgotten_though_its_lane_had_no_owner_for_long() {
     let mut world = started(World::simulated().await).await;
     for order in ["c-1", "c-2"] {
         world.event("Order", &format!("p-{order}"), "OrderPlaced", order, PLACED).await;

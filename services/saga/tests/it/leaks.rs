@@ -216,28 +216,28 @@ async fn look_at_what_is_shown(served: &Served, correlations: &[String]) {
 
 /// Checks that an error about a foreign thing is the same as one about an unknown thing.
 async fn look_at_errors(served: &Served) {
-    let told = |answer: Result<(), Status>, name: &str| {
+    let refusal = |answer: Result<(), Status>, name: &str| {
         let status = answer.expect_err(name);
         (status.code(), status.message().replace(&format!(" {name} "), " NAME "))
     };
     for (tenant, admin) in BOTH {
         let of = |name: &str| (name.to_owned(), served.actor(admin));
-        let mut words = Vec::new();
+        let mut refusals = Vec::new();
         for name in [other_than(tenant), "a-c"] {
             let (tenant_id, mut client) = of(name);
             let list = v1::ListSagasRequest { tenant_id: tenant_id.clone(), ..Default::default() };
             let lanes = v1::ListLanesRequest { tenant_id: tenant_id.clone(), ..Default::default() };
             let watch = v1::WatchSagasRequest { tenant_id: tenant_id.clone(), ..Default::default() };
             let pause = v1::PauseTenantRequest { tenant_id, ..Default::default() };
-            words.push([
-                told(client.list_sagas(list).await.map(drop), name),
-                told(client.list_lanes(lanes).await.map(drop), name),
-                told(client.watch_sagas(watch).await.map(drop), name),
-                told(client.pause_tenant(pause).await.map(drop), name),
+            refusals.push([
+                refusal(client.list_sagas(list).await.map(drop), name),
+                refusal(client.list_lanes(lanes).await.map(drop), name),
+                refusal(client.watch_sagas(watch).await.map(drop), name),
+                refusal(client.pause_tenant(pause).await.map(drop), name),
             ]);
         }
-        assert_eq!(words[0], words[1]);
-        assert!(words[0].iter().all(|(code, _)| *code == Code::NotFound), "{words:?}");
+        assert_eq!(refusals[0], refusals[1]);
+        assert!(refusals[0].iter().all(|(code, _)| *code == Code::NotFound), "{refusals:?}");
         // Look-alikes of the tenant's own name are other tenants, or none.
         for name in ["A", "\u{430}", "a ", "a\0", "a.b", "a:b", "a%2Db", "a_b", "a\u{2010}b", ""] {
             let (tenant_id, mut client) = of(name);
@@ -250,7 +250,7 @@ async fn look_at_errors(served: &Served) {
             v1::ListEffectsRequest { tenant_id: other_than(tenant).to_owned(), ..Default::default() };
         let other = BOTH.iter().find(|(other, _)| *other != tenant).expect("two").1;
         let calls = served.actor(other).list_effects(request).await.expect("a page").into_inner().calls;
-        let mut words = Vec::new();
+        let mut refusals = Vec::new();
         for command in [calls[0].command_id.clone(), CommandId::from_bits(7).to_string()] {
             let (tenant_id, mut client) = of(tenant);
             let get = v1::GetEffectRequest {
@@ -260,13 +260,13 @@ async fn look_at_errors(served: &Served) {
             };
             let cancel =
                 v1::CancelEffectRequest { tenant_id, command_id: command.clone(), ..Default::default() };
-            words.push([
-                told(client.get_effect(get).await.map(drop), &command),
-                told(client.cancel_effect(cancel).await.map(drop), &command),
+            refusals.push([
+                refusal(client.get_effect(get).await.map(drop), &command),
+                refusal(client.cancel_effect(cancel).await.map(drop), &command),
             ]);
         }
-        assert_eq!(words[0], words[1]);
-        assert!(words[0].iter().all(|(code, _)| *code == Code::NotFound), "{words:?}");
+        assert_eq!(refusals[0], refusals[1]);
+        assert!(refusals[0].iter().all(|(code, _)| *code == Code::NotFound), "{refusals:?}");
     }
 }
 
@@ -433,7 +433,7 @@ async fn what_names_another_tenant_than_its_subject_is_dead_and_a_forged_address
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn metadata_that_name_another_tenant_are_refused_whoever_asks_for_what() {
+async fn metadata_that_name_another_tenant_are_refused_by_every_method() {
     let upstream = Upstream::start();
     let served = served(&upstream, Rows::Directory).await;
     for name in ["a-b", "A", "a,a-b", "a%20", ""] {

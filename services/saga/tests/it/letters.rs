@@ -100,7 +100,7 @@ fn purge(correlation: &str, letter: u64) -> SagaLaneRequest {
     SagaLaneRequest::Purge { correlation: correlation.parse().expect("a correlation"), letter }
 }
 
-pub(crate) fn said(answer: &LaneRequestAnswer) -> (&str, Option<u64>, u64, u64) {
+pub(crate) fn summary(answer: &LaneRequestAnswer) -> (&str, Option<u64>, u64, u64) {
     let outcome = match &answer.outcome {
         LaneRequestOutcome::Done => "removed",
         LaneRequestOutcome::Applied => "applied",
@@ -156,19 +156,22 @@ async fn a_letter_is_applied_in_front_of_what_waits_while_others_go_on(world: Wo
     // All of them have ended, and it still waits.
     let record = world.record("bad").await.expect("a record");
     assert_eq!((record.parked_by, record.held.len(), log(&world, "bad").await.as_str()), (Some(0), 2, "a"));
-    let failed = world.say("r-1", "bad", redrive("bad", 0, None)).await;
-    assert_eq!(said(&failed), ("dead", Some(0), 2, 0));
+    let failed = world.send_request("r-1", "bad", redrive("bad", 0, None)).await;
+    assert_eq!(summary(&failed), ("dead", Some(0), 2, 0));
     assert_eq!(failed.outcome, LaneRequestOutcome::Dead("a poison".to_owned()));
     // Letters that fail again are no further ones.
     assert_eq!((world.count(StoreTable::Dead).await, world.metrics.letters.get()), (1, 1));
-    let applied = world.say("r-2", "bad", redrive("bad", 0, Some(r#"{"c":"b"}"#))).await;
-    assert_eq!(said(&applied), ("applied", None, 2, 0));
+    let applied = world.send_request("r-2", "bad", redrive("bad", 0, Some(r#"{"c":"b"}"#))).await;
+    assert_eq!(summary(&applied), ("applied", None, 2, 0));
     until_log(&world, "bad", "abcd").await;
     // The same requests have the same answers, and change nothing.
-    assert_eq!(world.say("r-2", "bad", redrive("bad", 0, Some(r#"{"c":"b"}"#))).await, applied);
-    assert_eq!(said(&world.say("r-1", "bad", redrive("bad", 0, None)).await), ("dead", Some(0), 2, 0));
-    let gone = world.say("r-3", "bad", redrive("bad", 0, None)).await;
-    assert_eq!(said(&gone).0, "LETTER_NOT_FOUND");
+    assert_eq!(world.send_request("r-2", "bad", redrive("bad", 0, Some(r#"{"c":"b"}"#))).await, applied);
+    assert_eq!(
+        summary(&world.send_request("r-1", "bad", redrive("bad", 0, None)).await),
+        ("dead", Some(0), 2, 0)
+    );
+    let gone = world.send_request("r-3", "bad", redrive("bad", 0, None)).await;
+    assert_eq!(summary(&gone).0, "LETTER_NOT_FOUND");
     assert_eq!(log(&world, "bad").await, "abcd");
     world.event("Order", "bad-9", "Closed", "bad", "{}").await;
     world.wait_for("bad", "completed").await;
@@ -199,16 +202,16 @@ async fn what_waits_behind_a_letter_is_bounded_in_bytes(world: World, inputs: us
     };
     assert_eq!(refusal.reason, "BYTES_EXCEEDED");
     let pad = format!(r#"{{"pad":"{}"}}"#, "x".repeat(1_000_000));
-    let full = world.say("r-2", "bad", redrive("bad", 0, Some(&pad))).await;
-    assert_eq!((said(&full).0, world.count(StoreTable::Dead).await), ("LIMIT_EXCEEDED", 2));
+    let full = world.send_request("r-2", "bad", redrive("bad", 0, Some(&pad))).await;
+    assert_eq!((summary(&full).0, world.count(StoreTable::Dead).await), ("LIMIT_EXCEEDED", 2));
     add(&world, "bad", "last", &large).await;
     add(&world, "bad", "small", r#"{"c":"s"}"#).await;
-    let applied = world.say("r-3", "bad", redrive("bad", 1, Some(r#"{"c":"b"}"#))).await;
-    assert_eq!(said(&applied).0, "applied");
+    let applied = world.send_request("r-3", "bad", redrive("bad", 1, Some(r#"{"c":"b"}"#))).await;
+    assert_eq!(summary(&applied).0, "applied");
     until_log(&world, "bad", &format!("b{}s", "c".repeat(inputs))).await;
     let record = world.record("bad").await.expect("a record");
     assert_eq!((record.held.len(), record.held_bytes, world.count(StoreTable::Parked).await), (0, 0, 0));
-    world.say("r-4", "bad", redrive("bad", 0, None)).await;
+    world.send_request("r-4", "bad", redrive("bad", 0, None)).await;
     world.wait_for("bad", "failed").await;
 }
 
@@ -216,14 +219,14 @@ async fn a_letter_is_left_out_or_removed(world: World, _: usize) {
     let world = started(world).await;
     poisoned(&world, "left").await;
     poisoned(&world, "gone").await;
-    assert_eq!(said(&world.say("r-1", "left", skip("left", 0)).await), ("removed", None, 2, 0));
+    assert_eq!(summary(&world.send_request("r-1", "left", skip("left", 0)).await), ("removed", None, 2, 0));
     until_log(&world, "left", "acd").await;
-    assert_eq!(said(&world.say("r-2", "gone", purge("gone", 0)).await), ("removed", None, 0, 2));
+    assert_eq!(summary(&world.send_request("r-2", "gone", purge("gone", 0)).await), ("removed", None, 0, 2));
     add(&world, "gone", "5", r#"{"c":"e"}"#).await;
     until_log(&world, "gone", "ae").await;
     assert_eq!((world.count(StoreTable::Dead).await, world.count(StoreTable::Parked).await), (0, 0));
     // A missing letter counts as removed.
-    assert_eq!(said(&world.say("r-3", "gone", purge("gone", 0)).await), ("removed", None, 0, 0));
+    assert_eq!(summary(&world.send_request("r-3", "gone", purge("gone", 0)).await), ("removed", None, 0, 0));
 }
 
 #[tokio::test]
@@ -233,13 +236,16 @@ async fn a_second_letter_behind_the_first_stands_in_front_then() {
     add(&world, "bad", "5", r#"{"c":"!"}"#).await;
     add(&world, "bad", "6", r#"{"c":"f"}"#).await;
     until_held(&world, "bad", 4).await;
-    world.say("r-1", "bad", redrive("bad", 0, Some(r#"{"c":"b"}"#))).await;
+    world.send_request("r-1", "bad", redrive("bad", 0, Some(r#"{"c":"b"}"#))).await;
     until_log(&world, "bad", "abcd").await;
     until_held(&world, "bad", 1).await;
     assert_eq!(world.record("bad").await.expect("a record").parked_by, Some(1));
     // Letters that do not exist, and letters without a correlation.
-    assert_eq!(said(&world.say("r-2", "bad", redrive("bad", 0, None)).await).0, "LETTER_NOT_FOUND");
-    assert_eq!(said(&world.say("r-3", "bad", skip("bad", 1)).await), ("removed", None, 1, 0));
+    assert_eq!(
+        summary(&world.send_request("r-2", "bad", redrive("bad", 0, None)).await).0,
+        "LETTER_NOT_FOUND"
+    );
+    assert_eq!(summary(&world.send_request("r-3", "bad", skip("bad", 1)).await), ("removed", None, 1, 0));
     until_log(&world, "bad", "abcdf").await;
 }
 
@@ -252,16 +258,19 @@ async fn a_message_that_is_no_input_waits_for_its_turn_and_is_a_letter_then() {
     add(&world, "bad", "5", r#"{"c":"w"}"#).await;
     until_held(&world, "bad", 4).await;
     assert_eq!(world.count(StoreTable::Dead).await, 1);
-    world.say("r-1", "bad", skip("bad", 0)).await;
+    world.send_request("r-1", "bad", skip("bad", 0)).await;
     until_log(&world, "bad", "acd").await;
     until_held(&world, "bad", 1).await;
     // While its version is unknown, the letter stays, and so do the inputs behind it.
-    let stays = world.say("r-2", "bad", redrive("bad", 1, None)).await;
-    assert_eq!(said(&stays), ("dead", Some(1), 1, 0));
+    let stays = world.send_request("r-2", "bad", redrive("bad", 1, None)).await;
+    assert_eq!(summary(&stays), ("dead", Some(1), 1, 0));
     let known = manifest(2, "event.metadata.correlation_id").replace("1..2", "1..9");
     let mut world = world;
     world.apply(&known).await;
-    assert_eq!(said(&world.say("r-3", "bad", redrive("bad", 1, None)).await), ("applied", None, 1, 0));
+    assert_eq!(
+        summary(&world.send_request("r-3", "bad", redrive("bad", 1, None)).await),
+        ("applied", None, 1, 0)
+    );
     until_log(&world, "bad", "acdvw").await;
 }
 
@@ -288,18 +297,18 @@ async fn there_are_only_so_many_letters_and_what_would_be_one_more_waits() {
         world.own();
         world.until_measured("mycora_saga_lanes_full_of_letters 1").await;
         assert_eq!((log(&world, "c").await, world.count(StoreTable::Dead).await), (String::new(), 2));
-        assert_eq!(said(&world.say("r-1", "a", purge("a", 0)).await), ("removed", None, 0, 2));
+        assert_eq!(summary(&world.send_request("r-1", "a", purge("a", 0)).await), ("removed", None, 0, 2));
         until_held(&world, "c", 1).await;
         world.until_measured("mycora_saga_lanes_full_of_letters 0").await;
         assert_eq!(world.count(StoreTable::Dead).await, 2);
-        assert_eq!(said(&world.say("r-2", "c", skip("c", 0)).await), ("removed", None, 1, 0));
+        assert_eq!(summary(&world.send_request("r-2", "c", skip("c", 0)).await), ("removed", None, 1, 0));
         until_log(&world, "c", "x").await;
         world.until_measured("mycora_saga_letters 1").await;
     }
 }
 
 #[tokio::test]
-async fn letters_of_nobody_find_their_instance_or_go() {
+async fn letters_without_a_correlation_find_their_instance_or_go() {
     let mut world = started(World::simulated().await).await;
     world.event("Order", "c-0", "Opened", "c", "{}").await;
     let lost = r#"{"event_id":"c-1","type":"Added","data":{"c":"a","of":"c"}}"#;
@@ -307,16 +316,16 @@ async fn letters_of_nobody_find_their_instance_or_go() {
     world.raw("tenant.acme.aggregate.Order.x", "c-2", "{").await;
     let are = || async { (world.count(StoreTable::Dead).await == 2).then_some(()) };
     testkit::wait_until(are, testkit::PATIENCE, "two letters").await;
-    assert_eq!(said(&world.say("r-1", "-", redrive("-", 0, None)).await).0, "dead");
-    assert_eq!(said(&world.say("r-2", "-", redrive("-", 1, None)).await).0, "dead");
+    assert_eq!(summary(&world.send_request("r-1", "-", redrive("-", 0, None)).await).0, "dead");
+    assert_eq!(summary(&world.send_request("r-2", "-", redrive("-", 1, None)).await).0, "dead");
     world.apply(&manifest(2, "event.metadata.correlation_id ?? event.data.of")).await;
     // The lane of its correlation answers.
-    let applied = world.say("r-3", "-", redrive("-", 0, None)).await;
-    assert_eq!(said(&applied).0, "applied");
+    let applied = world.send_request("r-3", "-", redrive("-", 0, None)).await;
+    assert_eq!(summary(&applied).0, "applied");
     assert_eq!(log(&world, "c").await, "a");
-    let again = world.say("r-3", "-", redrive("-", 0, None)).await;
+    let again = world.send_request("r-3", "-", redrive("-", 0, None)).await;
     assert_eq!(again.outcome, LaneRequestOutcome::PassedOn("c".parse().expect("a correlation")));
-    assert_eq!(said(&world.say("r-4", "-", purge("-", 1)).await), ("removed", None, 0, 0));
+    assert_eq!(summary(&world.send_request("r-4", "-", purge("-", 1)).await), ("removed", None, 0, 0));
     assert_eq!(world.count(StoreTable::Dead).await, 0);
     // An event without an instance parks no correlation, and is applied once there is an instance.
     world.event("Order", "d-1", "Lonely", "d", "{}").await;
@@ -324,7 +333,7 @@ async fn letters_of_nobody_find_their_instance_or_go() {
     testkit::wait_until(is, testkit::PATIENCE, "a letter").await;
     world.event("Order", "d-2", "Opened", "d", "{}").await;
     world.wait_for("d", "wait").await;
-    assert_eq!(said(&world.say("r-5", "d", redrive("d", 0, None)).await).0, "applied");
+    assert_eq!(summary(&world.send_request("r-5", "d", redrive("d", 0, None)).await).0, "applied");
     assert_eq!(world.status("d").await, SagaStatus::Failed);
 }
 
@@ -336,7 +345,7 @@ async fn everything_behind_a_letter_goes_with_it_however_much_it_is() {
         add(&world, "bad", &more.to_string(), r#"{"c":"x"}"#).await;
     }
     until_held(&world, "bad", 962).await;
-    assert_eq!(said(&world.say("r-1", "bad", purge("bad", 0)).await), ("removed", None, 0, 962));
+    assert_eq!(summary(&world.send_request("r-1", "bad", purge("bad", 0)).await), ("removed", None, 0, 962));
     let are = || async { (world.count(StoreTable::Parked).await == 0).then_some(()) };
     testkit::wait_until(are, testkit::PATIENCE, "nothing is left").await;
     add(&world, "bad", "last", r#"{"c":"e"}"#).await;
@@ -344,12 +353,14 @@ async fn everything_behind_a_letter_goes_with_it_however_much_it_is() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_takes_over_applies_what_is_left_behind_a_letter() {
+async fn a_new_owner_applies_what_is_left_behind_a_letter() {
     let mut world = started(World::simulated().await).await;
     for turn in 0..20 {
         let correlation = format!("bad-{turn}");
         poisoned(&world, &correlation).await;
-        world.say(&format!("r-{turn}"), &correlation, redrive(&correlation, 0, Some(r#"{"c":"b"}"#))).await;
+        world
+            .send_request(&format!("r-{turn}"), &correlation, redrive(&correlation, 0, Some(r#"{"c":"b"}"#)))
+            .await;
         // The letter is applied, and perhaps some of the inputs behind it.
         world.crash().await;
         world.own();

@@ -43,14 +43,14 @@ impl Client {
         stream.set_read_timeout(Some(PATIENCE)).expect("a time");
         let mut client = Self(BufReader::new(stream));
         assert!(client.line().starts_with("INFO "));
-        client.say(&format!(
+        client.send(&format!(
             "CONNECT {{\"verbose\":false,\"user\":\"{user}\",\"pass\":\"{password}\"}}\r\nPING\r\n"
         ));
         assert_eq!(client.line(), "PONG", "{user} may come in");
         client
     }
 
-    fn say(&mut self, text: &str) {
+    fn send(&mut self, text: &str) {
         self.0.get_mut().write_all(text.as_bytes()).expect("written");
     }
 
@@ -62,13 +62,13 @@ impl Client {
 
     /// Subscribes; gives why it may not.
     fn subscribe(&mut self, subject: &str) -> Result<(), String> {
-        self.say(&format!("SUB {subject} 1\r\nPING\r\n"));
+        self.send(&format!("SUB {subject} 1\r\nPING\r\n"));
         self.settled().map(drop)
     }
 
     /// Publishes, to be answered at an inbox; gives the answer, or why it may not.
     fn publish(&mut self, subject: &str, inbox: &str, payload: &str) -> Result<String, String> {
-        self.say(&format!("PUB {subject} {inbox} {}\r\n{payload}\r\nPING\r\n", payload.len()));
+        self.send(&format!("PUB {subject} {inbox} {}\r\n{payload}\r\nPING\r\n", payload.len()));
         match self.settled()? {
             Some(answer) => Ok(answer),
             None => loop {
@@ -108,7 +108,7 @@ fn event(correlation: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_saga_runs_with_what_is_printed_and_nobody_reaches_what_is_anothers() {
+async fn a_saga_runs_with_the_printed_permissions_and_no_user_reaches_what_is_anothers() {
     let tenants: Vec<TenantId> = ["acme", "other"].map(|tenant| tenant.parse().expect("a tenant")).into();
     let permissions =
         nats_permissions(Some(&tenants)).replacen("users = [\n", &format!("users = [\n{OPERATOR}"), 1);

@@ -75,7 +75,7 @@ async fn words_for_open_calls_come_past_commands_that_wait_for_room() {
         };
         wait_until(adopted, PATIENCE, "what is open is adopted").await;
         for number in [3, 5, 6] {
-            let told = || {
+            let notified = || {
                 std::future::ready(
                     world
                         .calls
@@ -84,7 +84,7 @@ async fn words_for_open_calls_come_past_commands_that_wait_for_room() {
                 )
             };
             world.until(number, EffectState::Waiting).await;
-            wait_until(told, PATIENCE, "it hears").await;
+            wait_until(notified, PATIENCE, "it hears").await;
             world.until(number, EffectState::Succeeded).await;
         }
         let mut ends = BTreeMap::new();

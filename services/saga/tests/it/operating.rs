@@ -70,16 +70,16 @@ async fn what_is_wrong_with_a_manifest_is_told_with_its_places_and_nothing_of_it
     let mine = mine();
     // Everything that is wrong is the answer, with its place.
     let wrong = mine.replace("goto: wait }", "goto: wat }").replace("on: OrderPlaced", "one: OrderPlaced");
-    let told = ask!(reader, validate_saga, ValidateSagaRequest, file: file(&wrong)).expect("answered");
-    assert!(told.definitions.is_empty() && told.problems.len() >= 2, "{told:?}");
-    for problem in &told.problems {
+    let response = ask!(reader, validate_saga, ValidateSagaRequest, file: file(&wrong)).expect("answered");
+    assert!(response.definitions.is_empty() && response.problems.len() >= 2, "{response:?}");
+    for problem in &response.problems {
         assert_eq!(problem.file, "mine.yaml");
         let line = wrong.lines().nth(problem.line as usize - 1).expect("such a line");
         assert!(problem.column as usize <= line.len() && problem.line > 0, "{problem:?}");
     }
-    let step = told.problems.iter().find(|problem| problem.message.contains("`wat`"));
+    let step = response.problems.iter().find(|problem| problem.message.contains("`wat`"));
     let line = wrong.lines().position(|line| line.contains("goto: wat }")).expect("it is there") + 1;
-    assert_eq!(step.map(|problem| problem.line as usize), Some(line), "{told:?}");
+    assert_eq!(step.map(|problem| problem.line as usize), Some(line), "{response:?}");
     let good = ask!(reader, validate_saga, ValidateSagaRequest, file: file(&mine)).expect("answered");
     assert_eq!(shown(&good.definitions), [("mine", 1, false, false)]);
     let list = ask!(reader, list_saga_definitions, ListSagaDefinitionsRequest).expect("a page");
@@ -234,11 +234,11 @@ async fn lanes_are_listed_and_moved_where_the_store_is_shared() {
     let other =
         ask!(operator, move_lane, MoveLaneRequest, lane: names[1], replica: REPLICA, request_id: "r-1");
     assert_eq!(refused(other), (Code::AlreadyExists, "REQUEST_ID_REUSED".to_owned()));
-    let told = || async { (lanes(&served, 50).await[0].wanted_owner == REPLICA).then_some(()) };
-    wait_until(told, PATIENCE, "it is told to whoever lists").await;
+    let is_listed = || async { (lanes(&served, 50).await[0].wanted_owner == REPLICA).then_some(()) };
+    wait_until(is_listed, PATIENCE, "it is told to whoever lists").await;
     ask!(operator, move_lane, MoveLaneRequest, lane: names[0]).expect("its place decides again");
-    let told = || async { lanes(&served, 50).await[0].wanted_owner.is_empty().then_some(()) };
-    wait_until(told, PATIENCE, "it is told to whoever lists").await;
+    let is_listed = || async { lanes(&served, 50).await[0].wanted_owner.is_empty().then_some(()) };
+    wait_until(is_listed, PATIENCE, "it is told to whoever lists").await;
     for (lane, replica) in [("s:other:order:0", REPLICA), ("s:acme:order:7", REPLICA), (names[0], "two")] {
         let refusal = ask!(operator, move_lane, MoveLaneRequest, lane: lane, replica: replica);
         assert_eq!(refused(refusal).0, Code::NotFound, "{lane} {replica}");
@@ -295,8 +295,11 @@ async fn the_operators_files_are_read_again_over_the_served_api() {
         status.message().starts_with("nothing was changed: ") && status.message().contains("order.yaml:"),
         "{status}"
     );
-    let told = operator.reload(reload(true, "")).await.expect("told").into_inner();
-    assert!(told.changes.is_empty() && told.problems.iter().any(|problem| problem.line > 0), "{told:?}");
+    let response = operator.reload(reload(true, "")).await.expect("told").into_inner();
+    assert!(
+        response.changes.is_empty() && response.problems.iter().any(|problem| problem.line > 0),
+        "{response:?}"
+    );
     assert_eq!(in_force(&mut reader).await, 2, "what was in force is");
     let unknown = v1::SagaServiceReloadRequest { tenant_id: "nobody".to_owned(), ..Default::default() };
     assert_eq!(refused(operator.reload(unknown).await).0, Code::NotFound);
@@ -371,12 +374,12 @@ async fn a_watcher_that_does_not_read_is_cut_off_and_goes_on_where_it_was_while_
     publishing.await.expect("no panic");
     let cut = || async { (served.metric("slow_watchers_total") == 1.0).then_some(()) };
     wait_until(cut, PATIENCE, "the other one is cut off").await;
-    let (mut position, mut told) = (String::new(), std::collections::BTreeMap::new());
+    let (mut position, mut received) = (String::new(), std::collections::BTreeMap::new());
     let status = loop {
         match slow.message().await {
             Ok(Some(answer)) => {
                 if let Some(Event::Saga(saga)) = answer.event {
-                    told.insert(saga.correlation_id, saga.revision);
+                    received.insert(saga.correlation_id, saga.revision);
                 }
                 position = answer.resume_position;
             }
@@ -384,15 +387,15 @@ async fn a_watcher_that_does_not_read_is_cut_off_and_goes_on_where_it_was_while_
             Err(status) => break status,
         }
     };
-    assert!(revisions(&told) < all, "what was kept for it has a bound");
+    assert!(revisions(&received) < all, "what was kept for it has a bound");
     let view = ErrorView::from(&status);
     assert_eq!((view.code, view.reason.as_str()), (Code::ResourceExhausted, "SLOW_CONSUMER"));
     let mut slow = watch(&served, READER, &position).await;
     let reading = async {
-        while told != seen {
+        while received != seen {
             let answer = slow.message().await.expect("it reads now").expect("it goes on");
             if let Some(Event::Saga(saga)) = answer.event {
-                told.insert(saga.correlation_id, saga.revision);
+                received.insert(saga.correlation_id, saga.revision);
             }
         }
     };
@@ -419,7 +422,7 @@ async fn a_watch_ends_when_its_role_is_taken_away() {
         served.actor(READER).watch_sagas(request).await.map(drop).expect_err("it may not begin again");
     assert_eq!((refusal.code(), refusal.message()), (status.code(), status.message()));
     served.start_order("o-1").await;
-    let told = async {
+    let received = async {
         loop {
             let answer = of_executor.message().await.expect("no error").expect("no end");
             if let Some(Event::Saga(saga)) = answer.event {
@@ -427,6 +430,6 @@ async fn a_watch_ends_when_its_role_is_taken_away() {
             }
         }
     };
-    let told = tokio::time::timeout(PATIENCE, told).await.expect("the other one goes on");
-    assert_eq!(told, "o-1");
+    let received = tokio::time::timeout(PATIENCE, received).await.expect("the other one goes on");
+    assert_eq!(received, "o-1");
 }

@@ -47,7 +47,7 @@ async fn a_server_says_what_it_is_and_stands_on() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_operators_methods_are_for_nobody_else() {
+async fn the_operators_methods_are_for_no_other_caller() {
     let served = Served::start().await;
     let not_allowed = (Code::PermissionDenied, "METHOD_NOT_ALLOWED".to_owned());
     for identity in [Identity::Actor(model::ActorId(ADMIN)), Identity::Service(ServiceName::Scheduler)] {

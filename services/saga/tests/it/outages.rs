@@ -141,9 +141,9 @@ async fn a_store_without_room_is_named_and_goes_on_with_more() {
 async fn a_disk_without_room_is_named_and_gone_on_with() {
     let Some(disk) = SmallDisk::new(96) else {
         // Past the capture of tests that pass.
-        let told = std::io::stderr()
+        let written = std::io::stderr()
             .write_all(b"left out: a disk without room; no file system can be mounted here\n");
-        return told.expect("there is a standard error");
+        return written.expect("there is a standard error");
     };
     let store = disk.path().join("store");
     let mut scene = Scene::begin(|_| in_a_directory(&store, 64)).await;

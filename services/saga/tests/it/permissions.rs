@@ -135,7 +135,7 @@ async fn call(mut client: Client, name: &str) -> Result<(), Status> {
 }
 
 /// Returns the reason of a refusal: `OK` where the caller was allowed, whatever the outcome.
-async fn told(client: Client, name: &str) -> String {
+async fn refusal_reason(client: Client, name: &str) -> String {
     let Err(status) = call(client, name).await else { return OK.to_owned() };
     let ErrorView { code, reason, message, .. } = ErrorView::from(&status);
     let is_of_caller = ["METHOD_NOT_ALLOWED", "ROLE_INSUFFICIENT", "IDENTITY_REQUIRED"]
@@ -187,20 +187,21 @@ async fn every_method_answers_everybody_as_written() {
             continue;
         };
         for (caller, column, identity) in callers {
-            let told = told(client(&served, identity, NONE), name).await;
-            if told != row[column] {
-                wrong.push(format!("{name}, {caller}: {told}, not {}", row[column]));
+            let reason = refusal_reason(client(&served, identity, NONE), name).await;
+            if reason != row[column] {
+                wrong.push(format!("{name}, {caller}: {reason}, not {}", row[column]));
             }
         }
         for service in ServiceName::ALL {
-            let told = told(client(&served, Identity::Service(*service), NONE), name).await;
-            if told != "METHOD_NOT_ALLOWED" {
-                wrong.push(format!("{name}, {service}: {told}"));
+            let reason = refusal_reason(client(&served, Identity::Service(*service), NONE), name).await;
+            if reason != "METHOD_NOT_ALLOWED" {
+                wrong.push(format!("{name}, {service}: {reason}"));
             }
         }
-        let told = told(SagaServiceClient::with_interceptor(served.anonymous(), NONE), name).await;
-        if told != "IDENTITY_REQUIRED" {
-            wrong.push(format!("{name}, without a certificate: {told}"));
+        let reason =
+            refusal_reason(SagaServiceClient::with_interceptor(served.anonymous(), NONE), name).await;
+        if reason != "IDENTITY_REQUIRED" {
+            wrong.push(format!("{name}, without a certificate: {reason}"));
         }
     }
     wrong.extend(
@@ -232,8 +233,8 @@ async fn every_method_refuses_metadata_that_name_another_tenant_and_counts_it() 
             assert_eq!(served.metric("tenant_mismatches_total"), refused, "{what}");
         }
         if !is_of_operator {
-            let told = told(client(&served, identity, Header(Some(ACME))), name).await;
-            assert_eq!(told, OK, "{name} where the header agrees");
+            let reason = refusal_reason(client(&served, identity, Header(Some(ACME))), name).await;
+            assert_eq!(reason, OK, "{name} where the header agrees");
         }
     }
     assert_eq!(served.metric("tenant_mismatches_total"), refused);

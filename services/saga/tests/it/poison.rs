@@ -13,7 +13,7 @@ use workflow::key::StoreTable;
 use workflow::lane_request::SagaLaneRequest;
 use workflow::{Json, LaneRowKey};
 
-use crate::letters::{everywhere, said};
+use crate::letters::{everywhere, summary};
 use crate::streams::publish;
 use crate::world::World;
 
@@ -65,7 +65,7 @@ fn nested(depth: usize) -> String {
 }
 
 /// Messages whose correlation cannot be determined, though they name one: the body, and the code of the dead letter.
-fn of_nobody(correlation: &str) -> Vec<(Vec<u8>, &'static str)> {
+fn without_correlation(correlation: &str) -> Vec<(Vec<u8>, &'static str)> {
     let body = |head: &str, data: &str| {
         format!("{{{head}\"metadata\":{{\"correlation_id\":\"{correlation}\"}},\"data\":{data}}}")
     };
@@ -171,7 +171,10 @@ async fn every_kind_of_poison_is_a_letter_with_its_reason(world: World, _: usize
             skip: true,
             data: None,
         };
-        assert_eq!(said(&world.say(&format!("r-{at}"), &correlation, skip).await), ("removed", None, 1, 0));
+        assert_eq!(
+            summary(&world.send_request(&format!("r-{at}"), &correlation, skip).await),
+            ("removed", None, 1, 0)
+        );
         until_log(&world, &correlation, "behind").await;
     }
     assert_eq!((world.count(StoreTable::Dead).await, world.count(StoreTable::Parked).await), (0, 0));
@@ -186,7 +189,7 @@ async fn every_kind_of_poison_is_a_letter_with_its_reason(world: World, _: usize
     assert_eq!(field(&world, "fine", "price").await, Some(Json::text("12.50")));
 
     // Messages without a correlation park none, not even the one that they name.
-    let bodies = of_nobody("fine");
+    let bodies = without_correlation("fine");
     for (at, (body, _)) in bodies.iter().enumerate() {
         bytes(&world, &format!("n-{at}"), body).await;
     }
@@ -248,8 +251,8 @@ async fn others_go_on_beside_every_kind_of_poison(world: World, others: usize) {
     for correlation in &poisoned {
         letter(&world, correlation, 0).await;
     }
-    let nobody: Vec<_> = of_nobody("beside-0").into_iter().map(|(body, _)| body).collect();
-    let (beside, found) = orders(&mut world, "beside", others, &nobody).await;
+    let uncorrelated: Vec<_> = without_correlation("beside-0").into_iter().map(|(body, _)| body).collect();
+    let (beside, found) = orders(&mut world, "beside", others, &uncorrelated).await;
     println!("{others} orders took {clean:?} without poison and {beside:?} beside it");
     assert_eq!(
         found, expected,
@@ -267,6 +270,6 @@ async fn others_go_on_beside_every_kind_of_poison(world: World, others: usize) {
         assert_eq!((record.parked_by, record.letters, record.held.len()), (Some(0), 1, 1), "{correlation}");
         assert_eq!(record.instance().map(|instance| instance.revision), Some(1));
     }
-    assert_eq!(world.count(StoreTable::Dead).await, poisoned.len() + nobody.len());
+    assert_eq!(world.count(StoreTable::Dead).await, poisoned.len() + uncorrelated.len());
     assert_eq!(world.count(StoreTable::Parked).await, poisoned.len());
 }

@@ -70,8 +70,8 @@ fn keep_aggregates(world: &World, messages: u64) {
     let wanted = format!(
         r#"{{"name":"AGGREGATE_EVENTS","subjects":["tenant.*.aggregate.*.*"],"storage":"file","retention":"limits","discard":"old","max_msgs":{messages},"duplicate_window":120000000000,"max_consumers":100000,"num_replicas":1}}"#
     );
-    let told = nats.ask("$JS.API.STREAM.UPDATE.AGGREGATE_EVENTS", &wanted);
-    assert!(!told.contains("error"), "{told}");
+    let reply = nats.ask("$JS.API.STREAM.UPDATE.AGGREGATE_EVENTS", &wanted);
+    assert!(!reply.contains("error"), "{reply}");
 }
 
 /// Publishes so many events of an aggregate.
@@ -111,6 +111,6 @@ async fn a_quiet_source_misses_nothing_of_a_stream_that_forgets_what_others_brou
     events(&world, "Order", "OrderSeen", 0..10).await;
     events(&world, "Payment", "Paid", 23..30).await;
     world.own();
-    let told = async || (world.metrics.events_expired.get() > 0).then_some(());
-    wait_until(told, PATIENCE, "it is told that messages are gone").await;
+    let is_counted = async || (world.metrics.events_expired.get() > 0).then_some(());
+    wait_until(is_counted, PATIENCE, "it is told that messages are gone").await;
 }

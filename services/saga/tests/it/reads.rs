@@ -244,11 +244,11 @@ async fn instances_are_listed_in_pages_and_found_by_what_they_are() {
     }
 
     // A foreign tenant gives the same message as an unknown one.
-    let told = |answer: Result<_, Status>| answer.map(drop).expect_err("refused").message().to_owned();
+    let refusal = |answer: Result<_, Status>| answer.map(drop).expect_err("refused").message().to_owned();
     let unknown = v1::ListSagasRequest { tenant_id: "nobody".to_owned(), ..first.clone() };
-    let unknown = told(served.actor(READER).list_sagas(unknown).await).replace("nobody", ACME);
+    let unknown = refusal(served.actor(READER).list_sagas(unknown).await).replace("nobody", ACME);
     for actor in [STRANGER, ELSEWHERE] {
-        assert_eq!(told(served.actor(actor).list_sagas(first.clone()).await), unknown);
+        assert_eq!(refusal(served.actor(actor).list_sagas(first.clone()).await), unknown);
     }
     let foreign = v1::GetSagaRequest { tenant_id: OTHER.to_owned(), ..about!(GetSagaRequest, "a:b") };
     assert_eq!(refused(served.actor(ELSEWHERE).get_saga(foreign).await).0, Code::NotFound);
@@ -340,16 +340,20 @@ async fn timelines_timers_and_letters_are_read() {
     assert_eq!(refused(none).0, Code::NotFound);
 
     // The cause comes first.
-    let told = explain(&served, "o-3").await;
-    assert_eq!(told.cause(), Kind::DeadLetter, "{told:?}");
-    assert!(told.summary.contains("a dead letter stands in front of 1 inputs (KIND: "), "{}", told.summary);
-    let told = explain(&served, "o-2").await;
-    assert_eq!(told.cause(), Kind::Event, "{told:?}");
+    let explanation = explain(&served, "o-3").await;
+    assert_eq!(explanation.cause(), Kind::DeadLetter, "{explanation:?}");
     assert!(
-        told.summary.contains("it waits for an event: Counted or Go; the timer `soon` fires at"),
-        "{told:?}"
+        explanation.summary.contains("a dead letter stands in front of 1 inputs (KIND: "),
+        "{}",
+        explanation.summary
     );
-    let kinds: Vec<_> = told.findings.iter().map(|finding| i32::from(finding.kind())).collect();
+    let explanation = explain(&served, "o-2").await;
+    assert_eq!(explanation.cause(), Kind::Event, "{explanation:?}");
+    assert!(
+        explanation.summary.contains("it waits for an event: Counted or Go; the timer `soon` fires at"),
+        "{explanation:?}"
+    );
+    let kinds: Vec<_> = explanation.findings.iter().map(|finding| i32::from(finding.kind())).collect();
     assert!(kinds.is_sorted(), "{kinds:?}");
 }
 
@@ -411,9 +415,9 @@ async fn calls_are_listed_and_read_without_what_is_redacted() {
     let held = get(&served, "a:b*%").await;
     assert_eq!(held.undo_stack[0].input_json, r#"{"id":"a:b*%"}"#, "{held:?}");
 
-    let told = explain(&served, "doubt").await;
-    assert_eq!(told.cause(), Kind::Effect, "{told:?}");
-    assert!(told.summary.contains("settle it with ResolveEffect"), "{}", told.summary);
+    let explanation = explain(&served, "doubt").await;
+    assert_eq!(explanation.cause(), Kind::Effect, "{explanation:?}");
+    assert!(explanation.summary.contains("settle it with ResolveEffect"), "{}", explanation.summary);
     stop.cancel();
 }
 

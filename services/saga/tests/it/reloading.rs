@@ -77,13 +77,13 @@ impl Scene {
     /// Waits until both replicas say that this version is in force, or none.
     async fn until_in_force(&self, version: Option<u32>) {
         for replica in [&self.a, &self.b] {
-            let said = async || {
+            let in_force = async || {
                 let (status, info) = replica.ask("/info")?;
                 let info: serde_json::Value = serde_json::from_str(&info).ok()?;
                 let found = info["details"]["sagas"]["order"]["version"].as_u64();
                 (status == 200 && found == version.map(u64::from)).then_some(())
             };
-            wait_until(said, PATIENCE, format!("{} has {version:?}", replica.name)).await;
+            wait_until(in_force, PATIENCE, format!("{} has {version:?}", replica.name)).await;
         }
     }
 
@@ -125,7 +125,7 @@ impl Scene {
 }
 
 /// Returns true if a text names the faults of the broken files, each with file, line and column.
-fn is_told(text: &str) -> bool {
+fn names_faults(text: &str) -> bool {
     ["order.yaml:12:", "other.yaml:1:7: "].iter().all(|place| text.contains(place))
 }
 
@@ -145,10 +145,10 @@ async fn reloads_under_load_are_whole_and_instances_keep_what_they_began_on() {
     scene.write("other.yaml", "kind: Sagga\n");
     scene.a.process.hang_up();
     scene.a.process.wait_for_line("reload refused, the former files stay in force: ", PATIENCE);
-    let told = async || is_told(&scene.a.process.output()).then_some(());
-    wait_until(told, PATIENCE, "all problems are told").await;
+    let are_reported = async || names_faults(&scene.a.process.output()).then_some(());
+    wait_until(are_reported, PATIENCE, "all problems are told").await;
     let (status, body) = scene.reload();
-    assert!(status == 409 && is_told(&body), "{status} {body}");
+    assert!(status == 409 && names_faults(&body), "{status} {body}");
     scene.until_in_force(Some(2)).await;
     let three = scene.place("three").await;
     let loaded = load.end(&mut scene.stage).await;

@@ -110,8 +110,8 @@ async fn shorten_window(world: &World) {
             r#"{{"name":"{AGGREGATE_EVENTS}","subjects":["tenant.*.aggregate.*.*"],"storage":"file","retention":"limits","discard":"new","max_age":86400000000000,"duplicate_window":{},"max_consumers":100000,"num_replicas":1}}"#,
             window.as_nanos()
         );
-        let told = nats.ask(&format!("$JS.API.STREAM.UPDATE.{AGGREGATE_EVENTS}"), &wanted);
-        assert!(!told.contains("error"), "{told}");
+        let reply = nats.ask(&format!("$JS.API.STREAM.UPDATE.{AGGREGATE_EVENTS}"), &wanted);
+        assert!(!reply.contains("error"), "{reply}");
     }
 }
 

@@ -192,8 +192,9 @@ async fn what_differs_from_its_journal_is_found_and_nothing_else() {
 
     // Comparing needs no owner.
     let (differences, counts) = verified(&served).await;
-    let told: Vec<_> = differences.iter().map(|(name, (revision, _))| (name.as_str(), *revision)).collect();
-    assert_eq!(told, [("o-11", 3), ("o-15", 2), ("o-7", 2), ("o-9", revision)]);
+    let reported: Vec<_> =
+        differences.iter().map(|(name, (revision, _))| (name.as_str(), *revision)).collect();
+    assert_eq!(reported, [("o-11", 3), ("o-15", 2), ("o-7", 2), ("o-9", revision)]);
     assert!(differences["o-7"].1.contains("the step"), "{differences:?}");
     assert_eq!(differences["o-9"].1, "the instance is not what its journal gives");
     assert_eq!(counts, [instances - 1, 1, 4]);
@@ -245,7 +246,7 @@ async fn what_was_missed_is_found_and_nothing_is_called_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_asks_again_waits_for_the_same_end() {
+async fn a_repeated_request_waits_for_the_same_end() {
     let served = Served::start().await;
     held(&served, &["o-1".to_owned()]).await;
     let (shard, checkpoint) = (shard("o-1"), LaneRowKey::checkpoint(ORDERS));

@@ -194,20 +194,20 @@ impl Stage {
             // No input here is held, which would give a fact at an existing revision. A fact that was sent while the store could note
             // nothing may be sent once more, after the broker has forgotten it.
             let transition = (fact.tenant_id.clone(), fact.correlation.to_string(), fact.run, fact.revision);
-            let told = (fact.kind.clone(), fact.step.to_string(), fact.timestamp);
-            let first = seen.entry(transition).or_insert_with(|| told.clone());
-            assert_eq!(*first, told, "two transitions of one revision: {fact:?}");
+            let reported = (fact.kind.clone(), fact.step.to_string(), fact.timestamp);
+            let first = seen.entry(transition).or_insert_with(|| reported.clone());
+            assert_eq!(*first, reported, "two transitions of one revision: {fact:?}");
         }
         self.has_one_call_for_each_step();
     }
 
     fn has_one_call_for_each_step(&self) {
-        let mut deeds: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        let mut calls: BTreeMap<String, Vec<String>> = BTreeMap::new();
         for (path, body, _) in self.upstream.by_key().into_values() {
-            deeds.entry(body).or_default().push(path);
+            calls.entry(body).or_default().push(path);
         }
-        assert_eq!(deeds.len(), self.orders.len());
-        for (order, mut paths) in deeds {
+        assert_eq!(calls.len(), self.orders.len());
+        for (order, mut paths) in calls {
             paths.sort();
             assert_eq!(paths, ["/reserve", "/ship", "/tell"], "{order}: each has one key");
         }
@@ -240,12 +240,15 @@ impl Stage {
                 quiet = Instant::now();
             }
         }
-        let mut told: BTreeMap<(String, u64), BTreeSet<(String, String)>> = BTreeMap::new();
+        let mut reported: BTreeMap<(String, u64), BTreeSet<(String, String)>> = BTreeMap::new();
         for (_, fact) in &self.facts {
             let transition = (fact.correlation.to_string(), fact.revision);
-            told.entry(transition).or_default().insert((fact.kind.clone(), fact.step.to_string()));
+            reported.entry(transition).or_default().insert((fact.kind.clone(), fact.step.to_string()));
         }
-        assert!(told.values().all(|came| came.len() == 1), "one transition for each revision: {told:?}");
+        assert!(
+            reported.values().all(|came| came.len() == 1),
+            "one transition for each revision: {reported:?}"
+        );
         self.has_one_call_for_each_step();
     }
 
@@ -345,8 +348,8 @@ async fn the_lanes_of_a_replica_that_is_killed_go_on_elsewhere() {
     stage.until_all_ended_once().await;
     stage.has_whole_journals(4).await;
     // By the clock of the broker, which is that of this machine.
-    let told = shards.iter().map(|shard| stage.first_of(*shard, killed).expect("orders went on") - killed);
-    let last = Duration::from_millis(told.max().expect("some"));
+    let resumed = shards.iter().map(|shard| stage.first_of(*shard, killed).expect("orders went on") - killed);
+    let last = Duration::from_millis(resumed.max().expect("some"));
     println!(
         "of {sagas} sagas {shards:?} went on {last:?} after a death at the latest; all lanes: {taken:?}"
     );

@@ -7,7 +7,7 @@ use workflow::input::CommandOutcome;
 use workflow::lane_request::{EffectCallRequest, EffectLaneRequest};
 use workflow::{Json, MessageSubject, WorkflowLane};
 
-use crate::crashes::{Mortal, in_doubt, say, standing};
+use crate::crashes::{Mortal, in_doubt, order_states, send_request};
 use crate::process::{self, Commands, Upstream};
 use crate::served::Rows;
 use crate::streams::{Projection, Results, connect, publish_event};
@@ -55,11 +55,11 @@ struct Case {
 /// Says that the call happened, as a person does who looked.
 async fn resolve(broker: &dyn MessageBroker, command: CommandId, request: &str) {
     let (tenant, effect) = (TENANT.parse().expect("a tenant"), "pay".parse().expect("a name"));
-    let asked = EffectCallRequest::Happened { result: Json::text("by hand") };
-    let word = EffectLaneRequest::Call { command, asked };
+    let call_request = EffectCallRequest::Happened { result: Json::text("by hand") };
+    let lane_request = EffectLaneRequest::Call { command, asked: call_request };
     let subject = MessageSubject::Effect { effect, command };
     let lane = WorkflowLane::Effect { tenant, effect: "pay".parse().expect("a name") };
-    say(broker, (subject, lane), request, word).await;
+    send_request(broker, (subject, lane), request, lane_request).await;
 }
 
 async fn die_between(rows: Rows, point: &str, case: Case) {
@@ -90,15 +90,15 @@ async fn die_between(rows: Rows, point: &str, case: Case) {
     }
 
     mortal.start_again();
-    let (begin, mut said, mut seen) = (std::time::Instant::now(), 0, Vec::new());
+    let (begin, mut resolved, mut seen) = (std::time::Instant::now(), 0, Vec::new());
     while !seen.iter().any(|kind| kind == end) {
         assert!(begin.elapsed() < PATIENCE, "{policy}: {seen:?}\n{}", mortal.process.output());
         match projection.next_soon().await {
             Some(fact) => seen.push(fact.kind),
             // One that comes before the call waits for a person is refused, so it is said again.
             None if policy == "manual" => {
-                said += 1;
-                resolve(&*broker, doubted.command, &format!("resolve-{said}")).await;
+                resolved += 1;
+                resolve(&*broker, doubted.command, &format!("resolve-{resolved}")).await;
             }
             None => {}
         }
@@ -112,8 +112,8 @@ async fn die_between(rows: Rows, point: &str, case: Case) {
     let keys = upstream.calls().into_iter().filter(|call| call.path == "/pay").map(|call| call.key);
     assert!(keys.into_iter().all(|called| called == key), "{policy}: one key");
     mortal.end();
-    let standing = standing(&*mortal.kept.open().await, "order", &["o-1"], &["pay"]).await;
-    assert_eq!(standing["o-1"], format!("{end}, 0 letters, parked by None"));
+    let states = order_states(&*mortal.kept.open().await, "order", &["o-1"], &["pay"]).await;
+    assert_eq!(states["o-1"], format!("{end}, 0 letters, parked by None"));
 }
 
 /// Runs these cases on both stores.

@@ -82,9 +82,12 @@ fn start(
         .env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
     let mut process = TestProcess::spawn(name, &mut command);
     let line = process.wait_for_line("saga started", PATIENCE);
-    let (now, told) = (Timestamp::now(), line.split([' ', '"']).find_map(Timestamp::from_rfc3339));
-    let told = told.expect("the moment by its clock");
-    assert!(told.since(now).max(now.since(told)) > Duration::from_secs(540), "its clock is not off: {line}");
+    let (now, logged) = (Timestamp::now(), line.split([' ', '"']).find_map(Timestamp::from_rfc3339));
+    let logged = logged.expect("the moment by its clock");
+    assert!(
+        logged.since(now).max(now.since(logged)) > Duration::from_secs(540),
+        "its clock is not off: {line}"
+    );
     process
 }
 
@@ -160,14 +163,14 @@ async fn a_clock_of_a_store_that_is_set_back_is_told() {
         ..With::default()
     };
     let served = Served::with(with).await;
-    let told = async |times: f64| {
-        let told = async || (served.metric("clock_went_back_total") >= times).then_some(());
-        wait_until(told, PATIENCE, format!("it is told {times} times")).await;
+    let was_set_back = async |times: f64| {
+        let is_counted = async || (served.metric("clock_went_back_total") >= times).then_some(());
+        wait_until(is_counted, PATIENCE, format!("it is told {times} times")).await;
         assert_eq!(served.metric("clock_went_back_total"), times);
     };
-    told(0.0).await;
+    was_set_back(0.0).await;
     clock.back(Duration::from_secs(2));
-    told(1.0).await;
+    was_set_back(1.0).await;
     // Ahead is no alarm.
     clock.forward(Duration::from_secs(600));
     let beats = async |count: u64| {
@@ -176,7 +179,7 @@ async fn a_clock_of_a_store_that_is_set_back_is_told() {
         wait_until(beaten, PATIENCE, "it goes on").await;
     };
     beats(5).await;
-    told(1.0).await;
+    was_set_back(1.0).await;
     clock.back(Duration::from_secs(600));
-    told(2.0).await;
+    was_set_back(2.0).await;
 }

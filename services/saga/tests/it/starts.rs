@@ -20,9 +20,9 @@ fn refused(dir: &Path, nats: &NatsServer, arguments: &[&str]) -> (Option<i32>, S
     let mut process =
         TestProcess::spawn("refused", command.args(["--ops-listen", "127.0.0.1:0"]).args(arguments));
     let status = process.wait(PATIENCE);
-    let said = process.output();
-    assert!(!said.contains("saga started"), "{said}");
-    (status.code(), said)
+    let output = process.output();
+    assert!(!output.contains("saga started"), "{output}");
+    (status.code(), output)
 }
 
 /// Prepares the files that a process reads, with the manifest of replicas.
@@ -39,10 +39,10 @@ async fn two_processes_over_one_directory_are_refused_by_its_name() {
     let rows = ["--store-dir", &store];
     let mut first = ReplicaProcess::over(dir.path(), &nats, &rows, "first", 5);
     first.until_lanes(|lanes| lanes == LANES, "it has all lanes").await;
-    let (code, said) = refused(dir.path(), &nats, &rows);
-    assert_eq!(code, Some(1), "{said}");
+    let (code, output) = refused(dir.path(), &nats, &rows);
+    assert_eq!(code, Some(1), "{output}");
     let why = format!("the store in {store} belongs to another process: end that first");
-    assert!(said.contains(&why), "{said}");
+    assert!(output.contains(&why), "{output}");
     // The process that has the name was not disturbed, and the message says what to do.
     assert!(first.process.is_running() && first.lanes() == LANES);
     first.process.terminate();
@@ -55,17 +55,17 @@ async fn two_processes_over_one_directory_are_refused_by_its_name() {
 async fn placement_over_a_directory_is_refused_by_its_flags() {
     let (dir, nats, store) = prepared();
     for placed in [["--replica", "b"], ["--replica-weight", "2"]] {
-        let (code, said) = refused(dir.path(), &nats, &[&["--store-dir", &*store], &placed[..]].concat());
-        assert_eq!(code, MISCONFIGURED, "{said}");
+        let (code, output) = refused(dir.path(), &nats, &[&["--store-dir", &*store], &placed[..]].concat());
+        assert_eq!(code, MISCONFIGURED, "{output}");
         for part in [placed[0], "the store in --store-dir belongs to one", "name a Redis with --redis-url"] {
-            assert!(said.contains(part), "{part}: {said}");
+            assert!(output.contains(part), "{part}: {output}");
         }
     }
     assert!(!Path::new(&store).exists(), "nothing was made");
-    let (code, said) =
+    let (code, output) =
         refused(dir.path(), &nats, &["--redis-url", "redis://127.0.0.1:1", "--replica", "not a name"]);
-    assert_eq!(code, MISCONFIGURED, "{said}");
-    assert!(said.contains("not `not a name`"), "{said}");
+    assert_eq!(code, MISCONFIGURED, "{output}");
+    assert!(output.contains("not `not a name`"), "{output}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -94,24 +94,24 @@ async fn bad_manifests_are_all_told_and_nothing_in_force_changes() {
         steps: { s: { effect: shop, on_done: { end: completed } } }\n";
     write("manifests/other.yaml", other);
     write("tenants.yaml", &format!("{TENANT}: {{ context: 9 }}\n"));
-    let (code, said) = refused(dir.path(), &nats, &rows);
-    assert_eq!(code, MISCONFIGURED, "{said}");
+    let (code, output) = refused(dir.path(), &nats, &rows);
+    assert_eq!(code, MISCONFIGURED, "{output}");
     for problem in [
         "manifests/order.yaml:2:1: version 1 of the saga `order` is in force with other content; write `version: 2`",
         "manifests/other.yaml:6:23: no provider has the effect `shop`; did you mean `ship`?",
         "tenants.yaml:1:18: the tenant `acme` belongs to the context 1, and cannot move to another one",
     ] {
-        assert!(said.contains(problem), "{problem}: {said}");
+        assert!(output.contains(problem), "{problem}: {output}");
     }
     assert_eq!(in_force().await, before);
     // What cannot be read at all, of two files and of the tenants.
     write("manifests/order.yaml", &order.replace("goto: reserve", "gotoo: reserve"));
     write("manifests/other.yaml", "kind: Sagga\n");
     write("tenants.yaml", &format!("{TENANT}: {{ context: 1, wait: 2 }}\n"));
-    let (code, said) = refused(dir.path(), &nats, &rows);
-    assert_eq!(code, MISCONFIGURED, "{said}");
+    let (code, output) = refused(dir.path(), &nats, &rows);
+    assert_eq!(code, MISCONFIGURED, "{output}");
     for problem in ["manifests/order.yaml:8:", "manifests/other.yaml:1:7: ", "tenants.yaml:1:"] {
-        assert!(said.contains(problem), "{problem}: {said}");
+        assert!(output.contains(problem), "{problem}: {output}");
     }
     assert_eq!(in_force().await, before);
 }

@@ -59,7 +59,7 @@ async fn traced(broker: &dyn MessageBroker, id: &str, kind: &str, place: &str) {
 }
 
 /// Telemetry of one order: its spans, the log, and the metrics.
-struct Told {
+struct OrderTelemetry {
     spans: Vec<Span>,
     bytes: Vec<u8>,
     log: String,
@@ -67,7 +67,7 @@ struct Told {
 }
 
 /// Runs one order in a process with these arguments.
-async fn one_order(dir: &Path, arguments: &[&str]) -> Told {
+async fn one_order(dir: &Path, arguments: &[&str]) -> OrderTelemetry {
     let (nats, upstream, collector) =
         (NatsServer::start(), Upstream::answering(r#"{"id":"payload-7d1f20"}"#), Collector::default());
     prepare(dir, SAGA, &upstream);
@@ -90,7 +90,7 @@ async fn one_order(dir: &Path, arguments: &[&str]) -> Told {
     let (_, metrics) = saga.ask("/metrics").expect("told");
     saga.process.terminate();
     assert!(saga.process.wait(PATIENCE).success());
-    Told { spans: collector.spans(), bytes: collector.bytes(), log: saga.process.output(), metrics }
+    OrderTelemetry { spans: collector.spans(), bytes: collector.bytes(), log: saga.process.output(), metrics }
 }
 
 async fn until(facts: &mut Projection, wanted: impl Fn(&FactMessage) -> bool) {
@@ -109,42 +109,50 @@ fn has(bytes: &[u8], wanted: &str) -> bool {
 }
 
 /// The only span of this name that says this of something.
-fn only<'a>(spans: &'a [Span], name: &str, what: &str, says: &str) -> &'a Span {
-    let found: Vec<_> = spans.iter().filter(|span| span.name == name && span.says(what) == says).collect();
-    let [span] = found.as_slice() else { panic!("{name} {what} {says}: {spans:?}") };
+fn only<'a>(spans: &'a [Span], name: &str, what: &str, value: &str) -> &'a Span {
+    let found: Vec<_> =
+        spans.iter().filter(|span| span.name == name && span.attribute(what) == value).collect();
+    let [span] = found.as_slice() else { panic!("{name} {what} {value}: {spans:?}") };
     span
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_order_is_spans_that_are_joined_without_what_they_carry() {
     let dir = tempfile::tempdir().expect("a directory");
-    let Told { spans, bytes, log, metrics } = one_order(dir.path(), &["--verify-share", "100%"]).await;
+    let OrderTelemetry { spans, bytes, log, metrics } =
+        one_order(dir.path(), &["--verify-share", "100%"]).await;
     // From the event to the transition, its work, the call and the result.
     let placed = only(&spans, "transition", "input", "event");
     let [work, call] = ["work", "effect"].map(|name| only(&spans, name, "effect", "pay"));
-    let command = work.says("command");
+    let command = work.attribute("command");
     assert_eq!(command.len(), 36, "{work:?}");
     let [result, paid] = ["result", "transition"].map(|name| only(&spans, name, "command", &command));
     assert_eq!((placed.above(), work.above()), (PLACED.to_owned(), placed.place()));
     assert_eq!((call.above(), result.above()), (work.place(), work.place()));
     // What follows is in a trace of its own, linked to the command; and so is what follows from that.
-    let told = only(&spans, "work", "effect", "");
-    let heard = only(&spans, "transition", "revision", "3");
-    assert_eq!((paid.links(), told.above()), (vec![work.place()], paid.place()));
-    assert_eq!((heard.links(), heard.says("command")), (vec![told.place()], told.says("command")));
-    for (span, before) in [(paid, placed), (heard, paid)] {
+    let commanded = only(&spans, "work", "effect", "");
+    let answered = only(&spans, "transition", "revision", "3");
+    assert_eq!((paid.links(), commanded.above()), (vec![work.place()], paid.place()));
+    assert_eq!(
+        (answered.links(), answered.attribute("command")),
+        (vec![commanded.place()], commanded.attribute("command"))
+    );
+    for (span, before) in [(paid, placed), (answered, paid)] {
         assert!(span.place()[..32] != before.place()[..32] && span.above().ends_with('-'), "{span:?}");
     }
-    for span in [placed, work, call, result, paid, told, heard] {
-        let of = ["tenant", "saga", "correlation"].map(|what| span.says(what));
+    for span in [placed, work, call, result, paid, commanded, answered] {
+        let of = ["tenant", "saga", "correlation"].map(|what| span.attribute(what));
         assert_eq!(of, [crate::world::TENANT, "order", CORRELATION], "{span:?}");
     }
-    let definition = placed.says("definition");
+    let definition = placed.attribute("definition");
     assert!(definition.len() == 12 && definition.bytes().all(|byte| byte.is_ascii_hexdigit()), "{placed:?}");
-    assert!([work, paid, told, heard].iter().all(|span| span.says("definition") == definition));
-    assert_eq!((placed.says("revision"), paid.says("revision")), ("1".to_owned(), "2".to_owned()));
-    assert_eq!((call.says("attempt"), call.says("outcome")), ("1".to_owned(), "succeeded".to_owned()));
-    let outcomes = (placed.says("outcome"), result.says("outcome"));
+    assert!([work, paid, commanded, answered].iter().all(|span| span.attribute("definition") == definition));
+    assert_eq!((placed.attribute("revision"), paid.attribute("revision")), ("1".to_owned(), "2".to_owned()));
+    assert_eq!(
+        (call.attribute("attempt"), call.attribute("outcome")),
+        ("1".to_owned(), "succeeded".to_owned())
+    );
+    let outcomes = (placed.attribute("outcome"), result.attribute("outcome"));
     assert_eq!(outcomes, ("applied".to_owned(), "Succeeded".to_owned()));
     // The last event is of a trace that is not recorded, and payloads are in no span. Nothing of it all is a line of the log.
     let ours = ["transition", "work", "effect", "result"];
@@ -162,12 +170,12 @@ async fn an_order_is_spans_that_are_joined_without_what_they_carry() {
 async fn correlations_are_hashes_where_the_operator_wants_that() {
     let dir = tempfile::tempdir().expect("a directory");
     let arguments = ["--redact-correlation", "--metrics-by-tenant"];
-    let Told { spans, bytes, metrics, .. } = one_order(dir.path(), &arguments).await;
+    let OrderTelemetry { spans, bytes, metrics, .. } = one_order(dir.path(), &arguments).await;
     let ours = ["transition", "work", "effect", "result"];
     let shown: Vec<_> = spans
         .iter()
         .filter(|span| ours.contains(&&*span.name))
-        .map(|span| span.says("correlation"))
+        .map(|span| span.attribute("correlation"))
         .collect();
     assert!(shown.len() == 8 && shown.iter().all(|shown| shown == HASHED), "{shown:?}");
     assert!(!has(&bytes, CORRELATION), "{}", String::from_utf8_lossy(&bytes));
@@ -198,8 +206,8 @@ async fn lines_of_the_log_have_the_hash_of_a_correlation() {
         for number in 0..HELD_MAX + 2 {
             world.event("Order", &format!("e-{number}"), "OrderPlaced", CORRELATION, r#"{"note":7}"#).await;
         }
-        let told = async || log.lines(&["no room to hold another input of"]).pop();
-        let line = wait_until(told, PATIENCE, "there is no room").await;
+        let refused = async || log.lines(&["no room to hold another input of"]).pop();
+        let line = wait_until(refused, PATIENCE, "there is no room").await;
         assert_eq!(
             (line.contains(HASHED), line.contains(CORRELATION)),
             (redacts_correlations, !redacts_correlations)

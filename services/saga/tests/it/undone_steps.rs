@@ -11,7 +11,7 @@ use testkit::{NatsServer, PATIENCE, wait_until};
 use workflow::Json;
 use workflow::input::{CommandOutcome, Verb};
 
-use crate::crashes::{Mortal, standing};
+use crate::crashes::{Mortal, order_states};
 use crate::process::{self, Commands, Upstream};
 use crate::served::Rows;
 use crate::streams::{Projection, ask, connect, publish_event};
@@ -169,9 +169,9 @@ impl Scene {
         for saga in ["plain", "unsure", "careful", "slow", "pivoted"] {
             let of = self.expected.iter().filter(|(_, expected)| expected.saga == saga);
             let orders: Vec<_> = of.map(|(order, _)| order.as_str()).collect();
-            for (order, standing) in standing(&*store, saga, &orders, &EFFECTS).await {
+            for (order, state) in order_states(&*store, saga, &orders, &EFFECTS).await {
                 let end = self.expected[&order].end;
-                assert_eq!(standing, format!("{end}, 0 letters, parked by None"), "{order}");
+                assert_eq!(state, format!("{end}, 0 letters, parked by None"), "{order}");
             }
         }
     }
@@ -338,7 +338,7 @@ async fn compensation_that_fails_for_good(mut world: World) {
         assert_eq!(ordered(&world, order), undone);
     }
     // Another order of the same compensation has a key of its own.
-    assert_eq!(world.witness.deeds().len(), 2 * STEPS + 10 + 9);
+    assert_eq!(world.witness.distinct_calls().len(), 2 * STEPS + 10 + 9);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

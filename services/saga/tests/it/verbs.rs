@@ -296,14 +296,14 @@ async fn many_requests_of_one_id_at_once_have_one_answer() {
     let served = Served::start().await;
     served.start_order("o-1").await;
     let go = verb!(SendSagaEventRequest, "o-1", request_id: "go".to_owned(), event_type: "Go".to_owned());
-    let asked = (0..16).map(|_| {
+    let requests = (0..16).map(|_| {
         let (mut client, go) = (served.actor(EXECUTOR), go.clone());
         tokio::spawn(async move { client.send_saga_event(go).await.expect("applied").into_inner() })
     });
-    let asked: Vec<_> = asked.collect();
+    let requests: Vec<_> = requests.collect();
     let mut answers = Vec::new();
-    for asked in asked {
-        answers.push(asked.await.expect("no panic"));
+    for request in requests {
+        answers.push(request.await.expect("no panic"));
     }
     assert!(answers.windows(2).all(|pair| pair[0] == pair[1]), "{answers:?}");
     served.wait_at("o-1", "hold", SagaStatus::Running).await;
@@ -373,14 +373,14 @@ async fn roles_are_those_of_the_tenants_context() {
     let dry = v1::PauseSagaRequest { dry_run: true, ..pause() };
     assert_eq!(refused(served.actor(EXECUTOR).pause_saga(dry).await), no_role);
     // Every caller gets the same answer for a foreign tenant as for an unknown one.
-    let mut told = Vec::new();
+    let mut refusals = Vec::new();
     for (who, tenant) in [(STRANGER, ACME), (ELSEWHERE, ACME), (ADMIN, OTHER), (ADMIN, "acme2")] {
         let request = v1::PauseSagaRequest { tenant_id: tenant.to_owned(), ..pause() };
         let status = served.actor(who).pause_saga(request).await.expect_err("refused");
         assert_eq!(status.code(), Code::NotFound);
-        told.push((ErrorView::from(&status).reason, status.message().replace(tenant, "T")));
+        refusals.push((ErrorView::from(&status).reason, status.message().replace(tenant, "T")));
     }
-    assert!(told.windows(2).all(|pair| pair[0] == pair[1]), "{told:?}");
+    assert!(refusals.windows(2).all(|pair| pair[0] == pair[1]), "{refusals:?}");
     // The other tenant has sagas of its own, under the same names.
     let request = v1::StartSagaRequest { tenant_id: OTHER.to_owned(), ..start() };
     let other = served.actor(ELSEWHERE).start_saga(request).await.expect("started").into_inner();
@@ -395,17 +395,17 @@ async fn roles_are_those_of_the_tenants_context() {
 async fn metadata_name_the_same_tenant_or_none() {
     let served = Served::start().await;
     served.start_order("o-1").await;
-    let asked = |header: &'static str| {
+    let pause_with = |header: &'static str| {
         let mut request = Request::new(verb!(PauseSagaRequest, "o-1", dry_run: true));
         request.metadata_mut().insert("x-tenant-id", header.parse().expect("ASCII"));
         request
     };
-    served.actor(ADMIN).pause_saga(asked(ACME)).await.expect("the same");
+    served.actor(ADMIN).pause_saga(pause_with(ACME)).await.expect("the same");
     let mismatch = (Code::InvalidArgument, "TENANT_MISMATCH".to_owned());
     for header in [OTHER, "", "acme2"] {
-        assert_eq!(refused(served.actor(ADMIN).pause_saga(asked(header)).await), mismatch, "{header:?}");
+        assert_eq!(refused(served.actor(ADMIN).pause_saga(pause_with(header)).await), mismatch, "{header:?}");
     }
-    let mut twice = asked(ACME);
+    let mut twice = pause_with(ACME);
     twice.metadata_mut().append("x-tenant-id", OTHER.parse().expect("ASCII"));
     assert_eq!(refused(served.actor(ADMIN).pause_saga(twice).await), mismatch);
 }
@@ -477,13 +477,13 @@ async fn a_lane_without_an_owner_answers_when_it_has_one() {
     let start = verb!(
         StartSagaRequest, "o-1", request_id: "r-1".to_owned(), data_json: r#"{"id":"o-1"}"#.to_owned()
     );
-    let asked = || {
+    let with_deadline = || {
         let mut request = Request::new(start.clone());
         request.set_timeout(Duration::from_secs(2));
         request
     };
     let late = (Code::DeadlineExceeded, "DEADLINE_EXCEEDED".to_owned());
-    assert_eq!(refused(served.actor(EXECUTOR).start_saga(asked()).await), late);
+    assert_eq!(refused(served.actor(EXECUTOR).start_saga(with_deadline()).await), late);
     assert!(served.summary("o-1").await.is_none());
     // The next owner of the lane finds the request, and its repeat gets the first answer.
     let owner = served.own_lanes();

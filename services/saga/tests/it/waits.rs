@@ -17,11 +17,11 @@ async fn problems(served: &Served) -> Vec<String> {
 }
 
 async fn until_problems(served: &Served, wanted: &[&str]) {
-    let told = async || (problems(served).await == wanted).then_some(());
-    wait_until(told, PATIENCE, format!("{wanted:?} is told")).await;
+    let are_reported = async || (problems(served).await == wanted).then_some(());
+    wait_until(are_reported, PATIENCE, format!("{wanted:?} is told")).await;
 }
 
-fn asked(correlation: &str) -> v1::ExplainSagaRequest {
+fn explain_request(correlation: &str) -> v1::ExplainSagaRequest {
     let (tenant_id, saga) = (ACME.to_owned(), "order".to_owned());
     v1::ExplainSagaRequest { tenant_id, saga, correlation_id: correlation.to_owned() }
 }
@@ -29,8 +29,9 @@ fn asked(correlation: &str) -> v1::ExplainSagaRequest {
 /// Waits until an instance is explained by this.
 async fn until_explained(served: &Served, correlation: &str, cause: Kind) -> v1::ExplainSagaResponse {
     let explained = async || {
-        let told = served.actor(READER).explain_saga(asked(correlation)).await.ok()?.into_inner();
-        (told.cause() == cause).then_some(told)
+        let response =
+            served.actor(READER).explain_saga(explain_request(correlation)).await.ok()?.into_inner();
+        (response.cause() == cause).then_some(response)
     };
     wait_until(explained, PATIENCE, format!("{correlation} is explained by {cause:?}")).await
 }
@@ -50,31 +51,34 @@ async fn starts_that_wait_for_a_quota_say_so() {
     served.start_order("o-1").await;
     assert_eq!(problems(&served).await, Vec::<String>::new());
     publish_event(&*served.broker, "Order", "e-2", "OrderPlaced", "o-2", r#"{"id":"o-2"}"#).await;
-    let told = until_explained(&served, "o-2", Kind::Tenant).await;
-    assert!(told.saga.is_none(), "{told:?}");
+    let explanation = until_explained(&served, "o-2", Kind::Tenant).await;
+    assert!(explanation.saga.is_none(), "{explanation:?}");
     let figures = "for the quota `instances`: the tenant has 1, and may have 1";
-    assert!(told.summary.starts_with("It has not started") && told.summary.contains(figures), "{told:?}");
-    let [quota] = told.findings.as_slice() else { panic!("one: {told:?}") };
-    assert!(quota.blocks && quota.lane.starts_with("s:acme:order:"), "{told:?}");
+    assert!(
+        explanation.summary.starts_with("It has not started") && explanation.summary.contains(figures),
+        "{explanation:?}"
+    );
+    let [quota] = explanation.findings.as_slice() else { panic!("one: {explanation:?}") };
+    assert!(quota.blocks && quota.lane.starts_with("s:acme:order:"), "{explanation:?}");
     let line =
         "quota, acme: starts wait until there is room: the tenant has 1 of the quota `instances`, which is 1";
     until_problems(&served, &[line]).await;
     // Of a lane in which no start waits nothing is known of an instance that there is not.
     let mut other_lane = false;
     for number in 0..16 {
-        let answer = served.actor(READER).explain_saga(asked(&format!("none-{number}"))).await;
+        let answer = served.actor(READER).explain_saga(explain_request(&format!("none-{number}"))).await;
         other_lane |= answer.is_err_and(|status| status.code() == Code::NotFound);
     }
     assert!(other_lane);
-    let strange = served.actor(ELSEWHERE).explain_saga(asked("o-2")).await;
+    let strange = served.actor(ELSEWHERE).explain_saga(explain_request("o-2")).await;
     assert_eq!(refused(strange).0, Code::NotFound);
     with_quotas(&served, "{ instances: 2 }").await;
-    let told = until_explained(&served, "o-2", Kind::Event).await;
-    assert!(told.saga.is_some(), "{told:?}");
+    let explanation = until_explained(&served, "o-2", Kind::Event).await;
+    assert!(explanation.saga.is_some(), "{explanation:?}");
     until_problems(&served, &[]).await;
     let gone = async || {
-        let told = served.actor(READER).explain_saga(asked("none")).await;
-        told.is_err_and(|status| status.code() == Code::NotFound).then_some(())
+        let explanation = served.actor(READER).explain_saga(explain_request("none")).await;
+        explanation.is_err_and(|status| status.code() == Code::NotFound).then_some(())
     };
     wait_until(gone, PATIENCE, "no start waits any more").await;
 }
@@ -87,8 +91,8 @@ async fn lanes_without_an_owner_say_why_and_the_way_out() {
     assert!(served.app.drain_tenant(&ACME.parse().expect("a tenant")));
     let why = "every replica with the role `saga` drains, or was told to give up the lanes of its tenant; start another one";
     until_problems(&served, &[&format!("no owner, acme: lanes s:acme:order:0, s:acme:order:1: {why}")]).await;
-    let told = until_explained(&served, "o-1", Kind::Lane).await;
-    let lane = told.findings.iter().find(|finding| finding.kind() == Kind::Lane).expect("found");
+    let explanation = until_explained(&served, "o-1", Kind::Lane).await;
+    let lane = explanation.findings.iter().find(|finding| finding.kind() == Kind::Lane).expect("found");
     assert_eq!(lane.detail, format!("its lane {} has no owner: {why}", lane.lane));
 }
 
@@ -113,8 +117,8 @@ async fn a_tenant_that_is_paused_is_named() {
     let request = v1::PauseTenantRequest { tenant_id: OTHER.to_owned(), ..Default::default() };
     served.actor(ELSEWHERE).pause_tenant(request).await.expect("paused");
     let paused = async || {
-        let told = problems(&served).await;
-        let [line] = told.as_slice() else { return None };
+        let problems = problems(&served).await;
+        let [line] = problems.as_slice() else { return None };
         (line.starts_with("paused, other: since ") && line.ends_with("ResumeTenant lets it go on"))
             .then_some(())
     };
@@ -174,10 +178,10 @@ async fn health_names_what_is_a_tenants_to_that_tenant() {
     let why = "no replica that lives has the role `effect`; start one with --role effect or --role combined";
     let line = |tenant: &str| format!("no owner, {tenant}: lanes e:{tenant}:pay:0: {why}\n");
     let all = format!("healthy\n{}{}", line("acme"), line("other"));
-    let told = async || {
+    let is_reported = async || {
         (health(&saga, &format!("authorization: Bearer {SECRET}\r\n")) == (200, all.clone())).then_some(())
     };
-    wait_until(told, PATIENCE, "both lanes of the effect are told").await;
+    wait_until(is_reported, PATIENCE, "both lanes of the effect are told").await;
     assert_eq!(health(&saga, &of("acme")), (200, format!("healthy\n{}", line("acme"))));
     assert_eq!(health(&saga, &of("nobody")).0, 404);
     assert_eq!(health(&saga, "x-tenant-id: acme\r\n").0, 400);
@@ -190,8 +194,9 @@ async fn an_effect_that_is_left_alone_is_named() {
     let (dir, nats) = (tempfile::tempdir().expect("a directory"), NatsServer::start());
     let (saga, upstream) = alone(dir.path(), &nats, "combined").await;
     let why = "too many calls have failed; calls are suspended, with occasional probes";
-    let told = async || (health(&saga, "") == (503, format!("upstream of pay: {why}\n"))).then_some(());
-    wait_until(told, PATIENCE, "the effect is left alone").await;
+    let is_reported =
+        async || (health(&saga, "") == (503, format!("upstream of pay: {why}\n"))).then_some(());
+    wait_until(is_reported, PATIENCE, "the effect is left alone").await;
     assert!(upstream.count("/pay") >= 2, "{:?}", upstream.calls());
     let line = "effects left alone: their upstreams fail, and calls wait until one succeeds: pay\n";
     assert_eq!(health(&saga, &of("other")), (503, format!("not healthy\n{line}")));

@@ -179,8 +179,8 @@ async fn plant(server: SocketAddr, spec: &CursorSpec) {
     let mut connection = BufReader::new(TcpStream::connect(server).await.expect("the server"));
     connection.write_all(b"CONNECT {\"verbose\":false}\r\nSUB answer 1\r\n").await.expect("written");
     for (subject, request) in [(deleted, ""), (made, config.as_str())] {
-        let asked = format!("PUB {subject} answer {}\r\n{request}\r\n", request.len());
-        connection.write_all(asked.as_bytes()).await.expect("written");
+        let publication = format!("PUB {subject} answer {}\r\n{request}\r\n", request.len());
+        connection.write_all(publication.as_bytes()).await.expect("written");
         let mut line = String::new();
         while !line.starts_with("{\"type\"") {
             line.clear();
@@ -320,8 +320,8 @@ async fn breaches(served: &Served) -> Vec<String> {
         match shown(served, admin, tenant).await {
             Ok(shown) => {
                 let secrets = [foreign.clone(), format!("tenant.{other}."), format!(":{other}:")];
-                let told = secrets.iter().filter(|secret| shown.contains(*secret));
-                found.extend(told.map(|secret| format!("{tenant} is shown {secret}")));
+                let leaked = secrets.iter().filter(|secret| shown.contains(*secret));
+                found.extend(leaked.map(|secret| format!("{tenant} is shown {secret}")));
             }
             Err(status) => found.push(format!("{tenant} is shown nothing: {status}")),
         }
@@ -454,9 +454,9 @@ async fn a_consumer_whose_filters_are_ignored_stops_its_lane_and_no_other() {
     wait_until(of_other, PATIENCE, "the other tenant goes on").await;
     assert_eq!(breaches(&served).await, ["a foreign message came"], "and nothing else of it");
     let missing = served.app.readiness().missing();
-    let told: Vec<_> = missing.iter().map(|(name, why)| (name.as_str(), why.as_str())).collect();
+    let reported: Vec<_> = missing.iter().map(|(name, why)| (name.as_str(), why.as_str())).collect();
     assert_eq!(
-        told,
+        reported,
         [(
             "lanes",
             "1 stay away until a reload, each because it was given a message that its filter does not let through; \

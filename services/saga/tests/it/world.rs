@@ -400,36 +400,36 @@ impl World {
         ask(&*self.outside, &self.saga, (request, &message_id), correlation, verb).await
     }
 
-    /// Says a word to the lane, under the subject of a correlation, and waits for the answer.
-    pub(crate) async fn say(
+    /// Sends a request to the lane, under the subject of a correlation, and waits for the answer.
+    pub(crate) async fn send_request(
         &self,
         request: &str,
         correlation: &str,
-        word: SagaLaneRequest,
+        lane_request: SagaLaneRequest,
     ) -> LaneRequestAnswer {
         let correlation: CorrelationId = correlation.parse().expect("a correlation");
         let saga = self.saga.parse().expect("a name");
         let subject = workflow::MessageSubject::workflow(&saga, &correlation);
-        self.say_to(request, &subject, format!("s:{TENANT}:{}:0", self.saga), word).await
+        self.send_request_to(request, &subject, format!("s:{TENANT}:{}:0", self.saga), lane_request).await
     }
 
-    pub(crate) async fn say_to<W: serde::Serialize>(
+    pub(crate) async fn send_request_to<W: serde::Serialize>(
         &self,
         request: &str,
         subject: &workflow::MessageSubject,
         lane: String,
-        word: W,
+        lane_request: W,
     ) -> LaneRequestAnswer {
         let mut inbox = self.outside.inbox().await.expect("an inbox");
-        let word = LaneRequestMessage {
+        let message = LaneRequestMessage {
             tenant_id: TENANT.to_owned(),
             request_id: request.to_owned(),
             lane,
-            word,
+            word: lane_request,
             request_hash: String::new(),
             reply_to: Some(ReplyAddress { subject: inbox.subject().to_owned(), token: request.to_owned() }),
         };
-        let body = String::from_utf8(message::write(&word)).expect("JSON");
+        let body = String::from_utf8(message::write(&message)).expect("JSON");
         let copy = self.copies.fetch_add(1, Ordering::Relaxed);
         let subject = subject.of(&TENANT.parse().expect("a tenant"));
         self.raw(&subject, &format!("{request}-{copy}"), &body).await;

@@ -64,7 +64,7 @@ async fn what_is_allowed_is_reached() {
         ));
         stage.http(&definition).call(&call(&definition, "{}")).await;
     }
-    assert_eq!(upstream.asked().len(), 2);
+    assert_eq!(upstream.requests().len(), 2);
 }
 
 #[tokio::test]

@@ -28,9 +28,9 @@ async fn a_request_carries_its_key_its_payload_and_who_asks() {
     );
     assert_eq!(answer, ProviderAnswer::Succeeded(json(&expected)));
     assert!(call.sent.is_raised());
-    let asked = upstream.only();
-    assert_eq!(asked.line, "POST /v1/reservations");
-    assert_eq!(asked.body, r#"{"cents":1250,"order":"ü7"}"#);
+    let request = upstream.only();
+    assert_eq!(request.line, "POST /v1/reservations");
+    assert_eq!(request.body, r#"{"cents":1250,"order":"ü7"}"#);
     for (name, value) in [
         ("idempotency-key", COMMAND),
         ("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),
@@ -39,7 +39,7 @@ async fn a_request_carries_its_key_its_payload_and_who_asks() {
         ("x-order", "o-ü7"),
         ("host", &format!("localhost:{}", upstream.port)),
     ] {
-        assert_eq!(asked.header(name), Some(value), "{name}");
+        assert_eq!(request.header(name), Some(value), "{name}");
     }
 }
 
@@ -62,12 +62,12 @@ async fn a_provider_has_headers_of_its_own_and_logs_in_with_a_password() {
     // A changed secret takes effect with the next call.
     stage.keep("acme/api-key", "of-acme-2");
     provider.call(&call(&definition, "{}")).await;
-    let asked = upstream.asked();
-    assert_eq!(asked[0].line, "PUT /api/x");
-    assert_eq!(asked[0].header("authorization"), Some("Basic c2hvcDpwYXNzOndvcmQ="));
-    assert_eq!(asked[0].header("x-version"), Some("7"));
-    assert_eq!(asked[0].header("x-api-key"), Some("of-acme"));
-    assert_eq!(asked[1].header("x-api-key"), Some("of-acme-2"));
+    let requests = upstream.requests();
+    assert_eq!(requests[0].line, "PUT /api/x");
+    assert_eq!(requests[0].header("authorization"), Some("Basic c2hvcDpwYXNzOndvcmQ="));
+    assert_eq!(requests[0].header("x-version"), Some("7"));
+    assert_eq!(requests[0].header("x-api-key"), Some("of-acme"));
+    assert_eq!(requests[1].header("x-api-key"), Some("of-acme-2"));
 }
 
 #[tokio::test]
@@ -81,9 +81,9 @@ async fn hostile_input_changes_no_request() {
     let provider = stage.http(&definition);
     let hostile = r#"{"id":"../../admin?x=1#y\r\nHost: evil","by":"a&fixed=2#\n"}"#;
     provider.call(&call(&definition, hostile)).await;
-    let asked = upstream.only();
+    let request = upstream.only();
     assert_eq!(
-        asked.line,
+        request.line,
         "DELETE /v1/things/..%2F..%2Fadmin%3Fx%3D1%23y%0D%0AHost%3A%20evil?by=a%26fixed%3D2%23%0A&fixed=1"
     );
     for id in [r#""""#, r#"".""#, r#""..""#] {
@@ -96,7 +96,7 @@ async fn hostile_input_changes_no_request() {
         let answer = provider.call(&call(&definition, &format!(r#"{{"id":{id},"by":"x"}}"#))).await;
         assert_eq!(failure(&answer).0, "formula", "{answer:?}");
     }
-    assert_eq!(upstream.asked().len(), 1, "the others were never sent");
+    assert_eq!(upstream.requests().len(), 1, "the others were never sent");
 }
 
 #[tokio::test]
@@ -187,13 +187,14 @@ async fn a_missing_secret_passes_and_is_named() {
 async fn no_answer_error_or_log_shows_a_secret() {
     let logs = crate::secrets::Logs::record();
     let stage = Stage::new();
-    let upstream = Upstream::start(Some(stage.acceptor("localhost")), |asked| match asked.line.as_str() {
-        "GET /lost" => crate::upstream::Act::Say(String::new()),
-        "GET /500" => answer(500, &[], "{}"),
-        "GET /402" => answer(402, &[], r#"{"code":"declined"}"#),
-        _ => answer(200, &[], "{}"),
-    })
-    .await;
+    let upstream =
+        Upstream::start(Some(stage.acceptor("localhost")), |request| match request.line.as_str() {
+            "GET /lost" => crate::upstream::Act::Send(String::new()),
+            "GET /500" => answer(500, &[], "{}"),
+            "GET /402" => answer(402, &[], r#"{"code":"declined"}"#),
+            _ => answer(200, &[], "{}"),
+        })
+        .await;
     let good = upstream.transport();
     stage.keep("broken", &format!("{CANARY}\r\nX-Evil: 1"));
     stage.keep("open", CANARY);
@@ -216,10 +217,10 @@ async fn no_answer_error_or_log_shows_a_secret() {
              unknown_outcome: {{ query: {{ path: \"{path}\", absent: status == 404 }} }} }}\n"
         ));
         let (provider, call) = (stage.http(&definition), call(&definition, "{}"));
-        let (answer, asked) = (provider.call(&call).await, provider.ask(&call).await);
-        shown.push(format!("{path}: {answer:?} {asked:?} {provider:?} {call:?}"));
+        let (answer, queried) = (provider.call(&call).await, provider.ask(&call).await);
+        shown.push(format!("{path}: {answer:?} {queried:?} {provider:?} {call:?}"));
     }
-    assert!(upstream.asked().iter().all(|asked| asked.header("authorization").is_some()));
+    assert!(upstream.requests().iter().all(|request| request.header("authorization").is_some()));
     shown.iter().for_each(|text| without_canary(text));
     assert!(shown[8].contains("`secret:broken` is no line"), "{}", shown[8]);
     assert!(shown[9].contains("can be read by every user"), "{}", shown[9]);

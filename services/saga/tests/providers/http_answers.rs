@@ -42,7 +42,7 @@ async fn dropped(act: Act) -> bool {
     let (provider, call) = (stage.http(&definition), call(&definition, "{}"));
     tokio::select! {
         answer = provider.call(&call) => panic!("it has an answer: {answer:?}"),
-        () = upstream.was_asked() => {}
+        () = upstream.until_answered() => {}
     }
     call.sent.is_raised()
 }
@@ -140,11 +140,11 @@ async fn an_upstream_says_when_to_come_back() {
 async fn an_answer_that_is_lost_leaves_it_open() {
     for (act, part) in [
         // Read, and closed without a word.
-        (Act::Say(String::new()), "no answer"),
-        (Act::Say("HTTP/1.1 200 O".to_owned()), "no answer"),
-        (Act::Say("SMTP ready\r\n\r\n".to_owned()), "no answer"),
-        (Act::Say("HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{\"id\"".to_owned()), "broke off"),
-        (Act::Say("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{\"a".to_owned()), "broke off"),
+        (Act::Send(String::new()), "no answer"),
+        (Act::Send("HTTP/1.1 200 O".to_owned()), "no answer"),
+        (Act::Send("SMTP ready\r\n\r\n".to_owned()), "no answer"),
+        (Act::Send("HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{\"id\"".to_owned()), "broke off"),
+        (Act::Send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{\"a".to_owned()), "broke off"),
         (answer(200, &[], &"x".repeat(MIB + 1)), "more than 1048576 bytes"),
     ] {
         let (found, call) = after(act.clone(), "").await;
@@ -159,7 +159,7 @@ async fn an_answer_that_is_lost_leaves_it_open() {
 #[tokio::test]
 async fn a_failure_is_one_without_its_body() {
     let cut = |status: u16, more: &str| {
-        Act::Say(format!(
+        Act::Send(format!(
             "HTTP/1.1 {status} So\r\n{more}Content-Length: 9999999\r\n\r\n{}",
             "x".repeat(MIB + 1)
         ))
@@ -186,11 +186,11 @@ async fn a_body_of_a_mebibyte_is_read() {
 async fn a_slow_answer_is_waited_for() {
     let stage = Stage::new();
     let head = "HTTP/1.1 200 OK\r\nContent-Length: 8\r\n\r\n{\"id\"".to_owned();
-    let upstream = Upstream::always(&stage, Act::SaySlowly(head, ":7}".to_owned())).await;
+    let upstream = Upstream::always(&stage, Act::SendSlowly(head, ":7}".to_owned())).await;
     let definition = plain(&upstream);
     let (provider, call) = (stage.http(&definition), call(&definition, "{}"));
     let release = async {
-        upstream.was_asked().await;
+        upstream.until_answered().await;
         upstream.open_gate();
     };
     let (found, ()) = tokio::join!(provider.call(&call), release);
@@ -199,9 +199,9 @@ async fn a_slow_answer_is_waited_for() {
 
 #[tokio::test]
 async fn a_call_that_is_dropped_may_have_happened_once_it_was_sent() {
-    assert!(dropped(Act::SayAndHang(String::new())).await, "no answer");
+    assert!(dropped(Act::SendAndHang(String::new())).await, "no answer");
     assert!(
-        dropped(Act::SayAndHang("HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{".to_owned())).await,
+        dropped(Act::SendAndHang("HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{".to_owned())).await,
         "a slow one"
     );
 }
@@ -251,7 +251,7 @@ async fn what_cannot_be_reached_passes() {
         assert!(passing(&found).contains(part), "{part}: {found:?}");
         assert!(!call.sent.is_raised(), "{part}");
     }
-    assert!(upstream.asked().is_empty() && strange.asked().is_empty() && plain.asked().is_empty());
+    assert!(upstream.requests().is_empty() && strange.requests().is_empty() && plain.requests().is_empty());
 }
 
 #[tokio::test]
@@ -284,7 +284,7 @@ async fn an_upstream_is_asked_what_it_knows() {
         (answer(401, &[], "{}"), None),
         (answer(500, &[], "{}"), None),
         (answer(302, &["Location: https://elsewhere.test/"], ""), None),
-        (Act::Say(String::new()), None),
+        (Act::Send(String::new()), None),
         (answer(200, &[], "no object"), None),
         (answer(200, &[], &"x".repeat(MIB + 1)), None),
     ] {
@@ -293,10 +293,10 @@ async fn an_upstream_is_asked_what_it_knows() {
         let definition = with(&upstream, query);
         let call = call(&definition, "{}");
         assert_eq!(stage.http(&definition).ask(&call).await, expected, "{act:?}");
-        let asked = upstream.only();
-        assert_eq!(asked.line, format!("GET /x?key={}", crate::stage::COMMAND));
-        assert_eq!(asked.header("idempotency-key"), None, "that is the key of another request");
-        assert!(asked.header("authorization").is_some());
+        let request = upstream.only();
+        assert_eq!(request.line, format!("GET /x?key={}", crate::stage::COMMAND));
+        assert_eq!(request.header("idempotency-key"), None, "that is the key of another request");
+        assert!(request.header("authorization").is_some());
         assert!(!call.sent.is_raised());
     }
     let stage = Stage::new();
@@ -307,7 +307,7 @@ async fn an_upstream_is_asked_what_it_knows() {
 }
 
 #[tokio::test]
-async fn a_question_that_nobody_declared_or_formula_answers_is_open() {
+async fn a_question_that_is_not_declared_or_answered_by_a_formula_is_open() {
     let stage = Stage::new();
     let upstream = Upstream::always(&stage, answer(404, &[], "{}")).await;
     for more in [

@@ -23,8 +23,8 @@ impl Two {
         let stage = Stage::new();
         let second = Upstream::always(&stage, answer(200, &[], r#"{"at":2}"#)).await;
         let port = second.port;
-        let first = Upstream::start(Some(stage.acceptor("localhost")), move |asked| {
-            if asked.line.ends_with("/there") {
+        let first = Upstream::start(Some(stage.acceptor("localhost")), move |request| {
+            if request.line.ends_with("/there") {
                 return answer(200, &[], r#"{"at":1}"#);
             }
             answer(status, &[&format!("Location: {}", to.replace("PORT", &port.to_string()))], "{}")
@@ -62,16 +62,16 @@ async fn within_a_server_it_is_followed_by_the_same_method() {
             ProviderAnswer::Succeeded(json(r#"{"at":1}"#)),
             "{status} {method}"
         );
-        let asked = two.first.asked();
-        assert_eq!(asked[1].line, format!("{method} /there"));
-        assert_eq!(asked[1].header("idempotency-key"), Some(COMMAND));
-        assert!(asked[1].header("authorization").is_some() && asked[1].header("x-api-key").is_some());
+        let requests = two.first.requests();
+        assert_eq!(requests[1].line, format!("{method} /there"));
+        assert_eq!(requests[1].header("idempotency-key"), Some(COMMAND));
+        assert!(requests[1].header("authorization").is_some() && requests[1].header("x-api-key").is_some());
     }
     for (status, method) in [(301, "POST"), (302, "POST"), (303, "POST"), (302, "PUT"), (303, "DELETE")] {
         let two = Two::start(status, "/there").await;
         let found = two.after(method, false).await;
         assert!(passing(&found).contains(&status.to_string()), "{found:?}");
-        assert_eq!(two.first.asked().len(), 1, "{status} {method}: nothing is sent by another method");
+        assert_eq!(two.first.requests().len(), 1, "{status} {method}: nothing is sent by another method");
     }
 }
 
@@ -85,7 +85,7 @@ async fn to_a_server_that_is_not_allowed_nothing_goes() {
             assert_eq!(code, "egress", "{payload}");
             let host = format!("\"host\":\"localhost:{}\"", two.second.port);
             assert!(payload.contains(&host) && payload.contains("\"rule\":\"allow_hosts\""), "{payload}");
-            assert_eq!(two.first.asked().len(), 1, "{method} {status}: it is refused for good");
+            assert_eq!(two.first.requests().len(), 1, "{method} {status}: it is refused for good");
             assert_eq!(two.second.connections().await, 0, "{method} {status}");
         }
     }
@@ -117,7 +117,7 @@ async fn to_another_host_nothing_goes_even_where_it_is_allowed() {
         assert_eq!(code, "egress", "{payload}");
         let host = format!("\"host\":\"other.test:{}\"", second.port);
         assert!(payload.contains(&host) && payload.contains("\"rule\":\"redirect\""), "{payload}");
-        assert_eq!(first.asked().len(), 1, "{to}");
+        assert_eq!(first.requests().len(), 1, "{to}");
         assert_eq!(second.connections().await, 0, "{to}");
     }
 }
@@ -145,9 +145,9 @@ async fn what_a_formula_says_of_a_redirection_counts() {
 async fn to_another_allowed_port_only_questions_go_and_no_secrets() {
     let two = Two::start(307, "https://localhost:PORT/there").await;
     assert_eq!(two.after("GET", true).await, ProviderAnswer::Succeeded(json(r#"{"at":2}"#)));
-    let asked = two.second.only();
-    assert_eq!((asked.header("authorization"), asked.header("x-api-key")), (None, None));
-    assert_eq!(asked.header("x-open"), Some("o"));
+    let request = two.second.only();
+    assert_eq!((request.header("authorization"), request.header("x-api-key")), (None, None));
+    assert_eq!(request.header("x-open"), Some("o"));
 
     let two = Two::start(307, "https://localhost:PORT/there").await;
     passing(&two.after("POST", true).await);
@@ -167,5 +167,5 @@ async fn going_round_comes_to_an_end() {
     let two = Two::start(302, "/here").await;
     let found = two.after("GET", false).await;
     assert!(passing(&found).contains("302"), "{found:?}");
-    assert_eq!(two.first.asked().len(), 6);
+    assert_eq!(two.first.requests().len(), 6);
 }

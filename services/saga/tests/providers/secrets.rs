@@ -90,16 +90,16 @@ fn what_is_wrong_with_a_secret_is_told_without_it() {
     ] {
         let secret = format!("secret:{secret}");
         let error = secrets.read(&tenant("acme"), &name(&secret)).expect_err(&secret);
-        let told = error_chain(&error);
+        let text = error_chain(&error);
         for part in parts.iter().chain([&secret]) {
-            assert!(told.contains(part), "{part}: {told}");
+            assert!(text.contains(part), "{part}: {text}");
         }
-        assert!(!format!("{told} {error:?}").contains(CANARY), "{told}");
+        assert!(!format!("{text} {error:?}").contains(CANARY), "{text}");
     }
 }
 
 #[test]
-fn a_secret_shows_itself_to_nobody() {
+fn a_secret_is_never_shown() {
     let stage = Stage::new();
     let secrets = Secrets::in_directory(stage.directory());
     let secret = secrets.read(&tenant("acme"), &name("secret:token")).expect("a secret");

@@ -124,14 +124,14 @@ async fn serve(stream: TcpStream, tls: Tls, answers: Arc<Answers>, seen: Arc<See
     };
     let mail = Sunk { is_encrypted: matches!(tls, Tls::AtOnce(_)), ..Sunk::default() };
     let mut session = Session { stream: BufReader::new(stream), answers, seen, mail };
-    session.say("connection", "220 sink.test ESMTP").await?;
+    session.reply("connection", "220 sink.test ESMTP").await?;
     loop {
         let line = session.line().await?;
         let word = line.split([' ', ':']).next().unwrap_or_default().to_ascii_uppercase();
         match word.as_str() {
-            "EHLO" => session.say("EHLO", &offers(&tls, session.mail.is_encrypted)).await?,
+            "EHLO" => session.reply("EHLO", &offers(&tls, session.mail.is_encrypted)).await?,
             "STARTTLS" => {
-                session.say("STARTTLS", "220 go on").await?;
+                session.reply("STARTTLS", "220 go on").await?;
                 let Tls::Later(acceptor) = &tls else { return None };
                 let Session { stream, answers, seen, .. } = session;
                 let stream: Box<dyn Stream> = Box::new(acceptor.accept(stream.into_inner()).await.ok()?);
@@ -141,17 +141,17 @@ async fn serve(stream: TcpStream, tls: Tls, answers: Arc<Answers>, seen: Arc<See
             "AUTH" => session.log_in(&line).await?,
             "MAIL" => {
                 session.mail.from = line.strip_prefix("MAIL FROM:")?.to_owned();
-                session.say("MAIL", "250 ok").await?;
+                session.reply("MAIL", "250 ok").await?;
             }
             "RCPT" => {
                 session.mail.to.push(line.strip_prefix("RCPT TO:")?.to_owned());
-                session.say("RCPT", "250 ok").await?;
+                session.reply("RCPT", "250 ok").await?;
             }
             "DATA" => {
-                session.say("DATA", "354 go on").await?;
+                session.reply("DATA", "354 go on").await?;
                 session.content().await?;
             }
-            _ => return session.say("QUIT", "221 bye").await,
+            _ => return session.reply("QUIT", "221 bye").await,
         }
     }
 }
@@ -169,7 +169,7 @@ impl Session {
     }
 
     /// Answers, with what the test wants or else with this.
-    async fn say(&mut self, to: &str, usual: &str) -> Option<()> {
+    async fn reply(&mut self, to: &str, usual: &str) -> Option<()> {
         let answer = self.answers.get(to).cloned().unwrap_or_else(|| usual.to_owned());
         match answer.as_str() {
             CUT => return None,
@@ -190,12 +190,12 @@ impl Session {
         self.mail.login.push(line.to_owned());
         if line == "AUTH LOGIN" {
             for question in ["334 VXNlcm5hbWU6", "334 UGFzc3dvcmQ6"] {
-                self.say("334", question).await?;
+                self.reply("334", question).await?;
                 let answer = self.line().await?;
                 self.mail.login.push(answer);
             }
         }
-        self.say("AUTH", "235 welcome").await
+        self.reply("AUTH", "235 welcome").await
     }
 
     async fn content(&mut self) -> Option<()> {
@@ -220,6 +220,6 @@ impl Session {
         if is_taken {
             self.seen.mails.lock().expect("it is whole").push(self.mail.clone());
         }
-        self.say("mail", "250 taken").await
+        self.reply("mail", "250 taken").await
     }
 }

@@ -17,7 +17,7 @@ use crate::stage::{CANARY, Stage};
 
 /// A request.
 #[derive(Debug, Clone)]
-pub(crate) struct Asked {
+pub(crate) struct UpstreamRequest {
     /// Method and target.
     pub(crate) line: String,
     /// Headers, by their names in small letters.
@@ -25,7 +25,7 @@ pub(crate) struct Asked {
     pub(crate) body: String,
 }
 
-impl Asked {
+impl UpstreamRequest {
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         self.headers.get(name).map(String::as_str)
     }
@@ -34,12 +34,12 @@ impl Asked {
 /// Reaction of the server to a request.
 #[derive(Debug, Clone)]
 pub(crate) enum Act {
-    /// Says this, and closes.
-    Say(String),
-    /// Says the first, and the second once the gate is open.
-    SaySlowly(String, String),
-    /// Says this, and never any more.
-    SayAndHang(String),
+    /// Sends this, and closes.
+    Send(String),
+    /// Sends the first, and the second once the gate is open.
+    SendSlowly(String, String),
+    /// Sends this, and nothing more.
+    SendAndHang(String),
 }
 
 /// An answer.
@@ -49,16 +49,16 @@ pub(crate) fn answer(status: u16, headers: &[&str], body: &str) -> Act {
         head.push_str(header);
         head.push_str("\r\n");
     }
-    Act::Say(format!("{head}\r\n{body}"))
+    Act::Send(format!("{head}\r\n{body}"))
 }
 
-type Acts = Arc<dyn Fn(&Asked) -> Act + Send + Sync>;
+type Acts = Arc<dyn Fn(&UpstreamRequest) -> Act + Send + Sync>;
 
 #[derive(Default)]
 struct Seen {
-    asked: Mutex<Vec<Asked>>,
+    requests: Mutex<Vec<UpstreamRequest>>,
     accepted: Mutex<Vec<SocketAddr>>,
-    said: AtomicUsize,
+    answered: AtomicUsize,
     gate: Notify,
 }
 
@@ -71,7 +71,7 @@ impl Upstream {
     /// A server that is `localhost`, with TLS or without.
     pub(crate) async fn start(
         tls: Option<TlsAcceptor>,
-        acts: impl Fn(&Asked) -> Act + Send + Sync + 'static,
+        acts: impl Fn(&UpstreamRequest) -> Act + Send + Sync + 'static,
     ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let port = listener.local_addr().expect("its address").port();
@@ -100,15 +100,15 @@ impl Upstream {
         )
     }
 
-    pub(crate) fn asked(&self) -> Vec<Asked> {
-        self.seen.asked.lock().expect("it is whole").clone()
+    pub(crate) fn requests(&self) -> Vec<UpstreamRequest> {
+        self.seen.requests.lock().expect("it is whole").clone()
     }
 
     /// The only request.
-    pub(crate) fn only(&self) -> Asked {
-        let asked = self.asked();
-        assert_eq!(asked.len(), 1, "{asked:?}");
-        asked.into_iter().next().expect("one")
+    pub(crate) fn only(&self) -> UpstreamRequest {
+        let requests = self.requests();
+        assert_eq!(requests.len(), 1, "{requests:?}");
+        requests.into_iter().next().expect("one")
     }
 
     /// How many connections there were: all that were made before this one more.
@@ -121,10 +121,10 @@ impl Upstream {
         wait_until(before, PATIENCE, "the probe is accepted").await
     }
 
-    /// Waits until a request was read, and what comes first was said to it.
-    pub(crate) async fn was_asked(&self) {
-        let said = async || (self.seen.said.load(Ordering::SeqCst) > 0).then_some(());
-        wait_until(said, PATIENCE, "the server is asked").await;
+    /// Waits until a request was read, and the first part of the answer was sent.
+    pub(crate) async fn until_answered(&self) {
+        let has_answered = async || (self.seen.answered.load(Ordering::SeqCst) > 0).then_some(());
+        wait_until(has_answered, PATIENCE, "the server is asked").await;
     }
 
     /// Lets slow answers go on.
@@ -142,20 +142,20 @@ async fn serve(stream: TcpStream, tls: Option<TlsAcceptor>, seen: Arc<Seen>, act
 
 async fn exchange(stream: impl AsyncRead + AsyncWrite + Unpin, seen: &Seen, acts: &Acts) -> Option<()> {
     let mut stream = BufReader::new(stream);
-    let asked = read(&mut stream).await?;
-    let act = acts(&asked);
-    seen.asked.lock().expect("it is whole").push(asked);
-    let (Act::Say(first) | Act::SaySlowly(first, _) | Act::SayAndHang(first)) = &act;
+    let request = read(&mut stream).await?;
+    let act = acts(&request);
+    seen.requests.lock().expect("it is whole").push(request);
+    let (Act::Send(first) | Act::SendSlowly(first, _) | Act::SendAndHang(first)) = &act;
     stream.write_all(first.as_bytes()).await.ok()?;
     stream.flush().await.ok()?;
-    seen.said.fetch_add(1, Ordering::SeqCst);
+    seen.answered.fetch_add(1, Ordering::SeqCst);
     match &act {
-        Act::Say(_) => {}
-        Act::SaySlowly(_, rest) => {
+        Act::Send(_) => {}
+        Act::SendSlowly(_, rest) => {
             seen.gate.notified().await;
             stream.write_all(rest.as_bytes()).await.ok()?;
         }
-        Act::SayAndHang(_) => {
+        Act::SendAndHang(_) => {
             // Until the other side has gone.
             let _ = stream.read(&mut [0]).await;
         }
@@ -163,7 +163,7 @@ async fn exchange(stream: impl AsyncRead + AsyncWrite + Unpin, seen: &Seen, acts
     stream.shutdown().await.ok()
 }
 
-async fn read(stream: &mut BufReader<impl AsyncRead + Unpin>) -> Option<Asked> {
+async fn read(stream: &mut BufReader<impl AsyncRead + Unpin>) -> Option<UpstreamRequest> {
     let mut line = String::new();
     stream.read_line(&mut line).await.ok().filter(|length| *length > 0)?;
     let line = line.trim_end().trim_end_matches(" HTTP/1.1").to_owned();
@@ -177,7 +177,7 @@ async fn read(stream: &mut BufReader<impl AsyncRead + Unpin>) -> Option<Asked> {
     let length = headers.get("content-length").map_or(0, |length| length.parse().expect("a length"));
     let mut body = vec![0; length];
     stream.read_exact(&mut body).await.ok()?;
-    Some(Asked { line, headers, body: String::from_utf8(body).expect("UTF-8") })
+    Some(UpstreamRequest { line, headers, body: String::from_utf8(body).expect("UTF-8") })
 }
 
 /// Fails when a text shows the canary.

@@ -31,7 +31,7 @@ const FIRST_STEP_BYTES_MAX: usize = 256 * 1024;
 
 /// Checked submission, without the nodes.
 pub(crate) struct CheckedSubmission {
-    pub(crate) asked: RequestFingerprint,
+    pub(crate) fingerprint: RequestFingerprint,
     /// Requesting actor, context, and the caller on whose behalf.
     pub(crate) place: (ActorId, u32, ActorId),
     pub(crate) flow_id: u32,
@@ -48,7 +48,7 @@ impl Submitter {
         spec: FlowSpec,
         plan: Plan,
     ) -> Result<Flow, Status> {
-        let CheckedSubmission { asked, place, flow_id, header, message_key } = submission;
+        let CheckedSubmission { fingerprint, place, flow_id, header, message_key } = submission;
         let (actor, context_id, caller) = place;
         let (uid, blobs) = (self.own_uid(), blobs_of(&spec));
         let goes_first = spec.nodes.iter().any(|node| node.policy.goes_first());
@@ -63,8 +63,8 @@ impl Submitter {
         let first_step = begun.as_mut().map(|begun| begun.take_step());
         let beginning = if is_ours && begun.is_none() { all_of(&nodes) } else { Vec::new() };
         let mut create = internal::CreateFlowRequest {
-            request_id: asked.id,
-            request_hash: asked.hash,
+            request_id: fingerprint.id,
+            request_hash: fingerprint.hash,
             context_id,
             flow_id,
             caller_id: caller.0,
@@ -200,11 +200,11 @@ fn first_step_fits(spec: &FlowSpec) -> bool {
         let signature = node.job.signature.as_ref().map_or(0, String::len);
         of_flow + script + texts(&node.job.env_vars) + files * limits::NAME_CHARS_MAX + signature
     };
-    let asks = |node: &model::NodeSpec| {
+    let needs_query = |node: &model::NodeSpec| {
         node.when.is_some() || node.prerequisites.iter().any(|what| matches!(what, Prerequisite::Flow(_)))
     };
     spec.nodes.len() <= FIRST_STEP_NODES_MAX
-        && !spec.nodes.iter().any(asks)
+        && !spec.nodes.iter().any(needs_query)
         && spec.nodes.iter().map(bytes_of).sum::<usize>() <= FIRST_STEP_BYTES_MAX
 }
 

@@ -32,7 +32,7 @@ pub async fn signal(
     let request_hash = hash_of(&SignalFlowRequest { request_id: String::new(), ..request.clone() });
     let mut violations = required::missing(&request);
     let SignalFlowRequest { request_id, context_id, flow_id, name, payload } = request;
-    let asked = RequestFingerprint::parse(&request_id, request_hash, &mut violations);
+    let fingerprint = RequestFingerprint::parse(&request_id, request_hash, &mut violations);
     let name = violations.take("name", name.parse());
     if payload.len() > SIGNAL_PAYLOAD_BYTES_MAX {
         let (max, found) = (SIGNAL_PAYLOAD_BYTES_MAX, payload.len());
@@ -40,11 +40,11 @@ pub async fn signal(
     }
     let name = violations.into_result(name).map_err(rpc::Error::invalid)?;
     let mut reader = FlowReader::new(store, actor, context_id, flow_id);
-    if !asked.was_done(&mut reader.store, actor, context_id).await? {
+    if !fingerprint.was_done(&mut reader.store, actor, context_id).await? {
         check_awaited(&mut reader, &name).await?;
     }
     let input = FlowInput::Signal { name };
-    let push = push(&input, actor, (context_id, flow_id), asked)?;
+    let push = push(&input, actor, (context_id, flow_id), fingerprint)?;
     let answer = reader.store.push_input(internal::PushInputRequest { payload, ..push }).await?;
     Ok(answer.into_inner().unchanged)
 }
@@ -101,10 +101,10 @@ pub async fn cancel_flow(
     let request_hash = hash_of(&CancelFlowRequest { request_id: String::new(), ..request.clone() });
     let mut violations = required::missing(&request);
     let CancelFlowRequest { request_id, context_id, flow_id, grace_secs } = request;
-    let asked = RequestFingerprint::parse(&request_id, request_hash, &mut violations);
+    let fingerprint = RequestFingerprint::parse(&request_id, request_hash, &mut violations);
     violations.into_result(Some(())).map_err(rpc::Error::invalid)?;
     let input = FlowInput::Cancel { grace_secs: grace_secs.unwrap_or(STOP_GRACE_SECS) };
-    let push = push(&input, actor, (context_id, flow_id), asked)?;
+    let push = push(&input, actor, (context_id, flow_id), fingerprint)?;
     let record = store.push_input(push).await?.into_inner().flow;
     record.and_then(|record| record.flow).ok_or_else(|| bad_store("a flow without its record"))
 }
@@ -122,15 +122,15 @@ pub async fn cancel_node(
     let request_hash = hash_of(&CancelNodeRequest { request_id: String::new(), ..request.clone() });
     let mut violations = required::missing(&request);
     let CancelNodeRequest { request_id, context_id, flow_id, node } = request;
-    let asked = RequestFingerprint::parse(&request_id, request_hash, &mut violations);
+    let fingerprint = RequestFingerprint::parse(&request_id, request_hash, &mut violations);
     violations.into_result(Some(())).map_err(rpc::Error::invalid)?;
     let mut reader = FlowReader::new(store, actor, context_id, flow_id);
-    if asked.was_done(&mut reader.store, actor, context_id).await? {
+    if fingerprint.was_done(&mut reader.store, actor, context_id).await? {
         return Ok(());
     }
     reader.record_for(FlowPurpose::CancelNode).await?;
     let input = FlowInput::CancelNode { job_id: reader.node(&node).await?.job_id };
-    let push = push(&input, actor, (context_id, flow_id), asked)?;
+    let push = push(&input, actor, (context_id, flow_id), fingerprint)?;
     reader.store.push_input(push).await?;
     Ok(())
 }
@@ -148,10 +148,10 @@ pub async fn update_node(
     let request_hash = hash_of(&UpdateNodeStatusRequest { request_id: String::new(), ..request.clone() });
     let (context_id, flow_id) = (request.context_id, request.flow_id);
     let mut violations = required::missing(&request);
-    let asked = RequestFingerprint::parse(&request.request_id, request_hash, &mut violations);
+    let fingerprint = RequestFingerprint::parse(&request.request_id, request_hash, &mut violations);
     let kind = report_kind(&request, Timestamp::now(), violations)?;
     let mut reader = FlowReader::new(store, actor, context_id, flow_id);
-    if asked.was_done(&mut reader.store, actor, context_id).await? {
+    if fingerprint.was_done(&mut reader.store, actor, context_id).await? {
         return Ok(());
     }
     let record = reader.record_for(FlowPurpose::ReportNode).await?;
@@ -166,7 +166,7 @@ pub async fn update_node(
         source: None,
         kind,
     };
-    let push = push(&FlowInput::Report(report), actor, (context_id, flow_id), asked)?;
+    let push = push(&FlowInput::Report(report), actor, (context_id, flow_id), fingerprint)?;
     reader.store.push_input(push).await?;
     Ok(())
 }
@@ -175,11 +175,11 @@ fn push(
     input: &FlowInput,
     actor: ActorId,
     (context_id, flow_id): (u32, u32),
-    asked: RequestFingerprint,
+    fingerprint: RequestFingerprint,
 ) -> Result<internal::PushInputRequest, Status> {
     Ok(internal::PushInputRequest {
-        request_id: asked.id,
-        request_hash: asked.hash,
+        request_id: fingerprint.id,
+        request_hash: fingerprint.hash,
         context_id,
         flow_id,
         on_behalf_of: actor.0,

@@ -33,7 +33,7 @@ impl Submitter {
         let mut violations = required::missing(&request);
         let CreateFlowRequest { request_id, context_id, flow_id, caller_id, flow, node_count } = request;
         let flow = flow.unwrap_or_default();
-        let asked = RequestFingerprint::parse(&request_id, request_hash, &mut violations);
+        let fingerprint = RequestFingerprint::parse(&request_id, request_hash, &mut violations);
         convert::flow_spec::header_from_wire(flow.clone(), "flow", &mut violations);
         if !flow.nodes.is_empty() {
             violations.add("flow.nodes", "nodes are added with AddFlowNodes");
@@ -46,8 +46,8 @@ impl Submitter {
             return Err(rpc::Error::invalid(violations).into());
         }
         let create = internal::CreateFlowRequest {
-            request_id: asked.id,
-            request_hash: asked.hash,
+            request_id: fingerprint.id,
+            request_hash: fingerprint.hash,
             context_id,
             flow_id,
             caller_id: if caller_id == 0 { actor.0 } else { caller_id },
@@ -78,11 +78,11 @@ impl Submitter {
         let mut violations = required::missing(&request);
         let is_named = violations.is_empty();
         let AddFlowNodesRequest { context_id, flow_id, first_index, mut nodes, request_id } = request;
-        let asked = RequestFingerprint::parse(&request_id, request_hash, &mut violations);
+        let fingerprint = RequestFingerprint::parse(&request_id, request_hash, &mut violations);
         if !is_named {
             return Err(rpc::Error::invalid(violations).into());
         }
-        if let Some(answered) = asked.find(&mut self.store, actor, context_id).await? {
+        if let Some(answered) = fingerprint.find(&mut self.store, actor, context_id).await? {
             return Ok(JobId(answered.first_job_id));
         }
         let (flow, first_job) = self.read(actor, context_id, flow_id, FlowPurpose::AddNodes).await?;
@@ -106,7 +106,7 @@ impl Submitter {
                 StoredNode { node, job: Arc::new(spec.job) }
             })
             .collect();
-        self.add_nodes(&flow, &nodes, Some(actor), Some(&asked)).await?;
+        self.add_nodes(&flow, &nodes, Some(actor), Some(&fingerprint)).await?;
         Ok(first)
     }
 
@@ -120,11 +120,11 @@ impl Submitter {
         let is_named = violations.is_empty();
         let StartFlowRequest { context_id, flow_id, request_id } = request;
         let body = StartFlowRequest { context_id, flow_id, request_id: String::new() };
-        let asked = RequestFingerprint::parse(&request_id, hash_of(&body), &mut violations);
+        let fingerprint = RequestFingerprint::parse(&request_id, hash_of(&body), &mut violations);
         if !is_named {
             return Err(rpc::Error::invalid(violations).into());
         }
-        if let Some(answered) = asked.find(&mut self.store, actor, context_id).await? {
+        if let Some(answered) = fingerprint.find(&mut self.store, actor, context_id).await? {
             return idempotency::flow_of(&mut self.store, actor, context_id, &answered).await;
         }
         let (flow, first_job) = self.read(actor, context_id, flow_id, FlowPurpose::Start).await?;
@@ -132,7 +132,7 @@ impl Submitter {
             FlowStatus::Created => {}
             FlowStatus::Started => {
                 violations.into_result(Some(())).map_err(rpc::Error::invalid)?;
-                return self.start_again(flow, actor, asked).await;
+                return self.start_again(flow, actor, fingerprint).await;
             }
             _ => return Err(wrong_state(rpc::RpcReason::FlowEnded, format!("flow {flow_id} has ended"))),
         }
@@ -150,16 +150,16 @@ impl Submitter {
         let named = resolve(place, &mut nodes, Timestamp::now(), violations)?;
         let starting = async {
             self.add_nodes(&flow, &named, Some(actor), None).await?;
-            self.start(&flow, nodes, Some(actor), Some(&asked)).await
+            self.start(&flow, nodes, Some(actor), Some(&fingerprint)).await
         };
         match starting.await {
             // A concurrent call was faster.
             Err(status) if status.code() == tonic::Code::FailedPrecondition => {
-                let done = asked.was_done(&mut self.store, actor, context_id).await?;
+                let done = fingerprint.was_done(&mut self.store, actor, context_id).await?;
                 let (flow, _) = self.read(actor, context_id, flow_id, FlowPurpose::Start).await?;
                 match flow.status() {
                     _ if done => Ok(flow),
-                    FlowStatus::Started => self.start_again(flow, actor, asked).await,
+                    FlowStatus::Started => self.start_again(flow, actor, fingerprint).await,
                     _ => Err(status),
                 }
             }
@@ -172,7 +172,7 @@ impl Submitter {
         &mut self,
         flow: Flow,
         actor: ActorId,
-        asked: RequestFingerprint,
+        fingerprint: RequestFingerprint,
     ) -> Result<Flow, Status> {
         let request = internal::StartFlowRequest {
             context_id: flow.context_id,
@@ -180,8 +180,8 @@ impl Submitter {
             flow_uid: flow.uid,
             owner: String::new(),
             on_behalf_of: actor.0,
-            request_id: asked.id,
-            request_hash: asked.hash,
+            request_id: fingerprint.id,
+            request_hash: fingerprint.hash,
         };
         let record = self.store.start_flow(request).await?.into_inner().flow;
         record.and_then(|record| record.flow).ok_or_else(|| bad_store("a flow without its record"))

@@ -41,18 +41,18 @@ pub async fn retry(
     let RetryFlowRequest { request_id, context_id, flow_id, dry_run, expected_revision, .. } = request;
     let unsigned = RetryFlowRequest { signatures: BTreeMap::new(), ..body.clone() };
     let is_named = violations.is_empty();
-    let asked = RequestFingerprint::parse(&request_id, hash_of(&unsigned), &mut violations);
+    let fingerprint = RequestFingerprint::parse(&request_id, hash_of(&unsigned), &mut violations);
     if !is_named {
         return Err(rpc::Error::invalid(violations).into());
     }
     FlowReader::new(store.clone(), actor, context_id, flow_id).record_for(FlowPurpose::Retry).await?;
     let load = internal::LoadFlowRequest { context_id, flow_id, on_behalf_of: actor.0 };
     let flow = loader::collect(store.load_flow(load).await?.into_inner()).await?;
-    if !dry_run && asked.was_done(&mut store, actor, context_id).await? {
+    if !dry_run && fingerprint.was_done(&mut store, actor, context_id).await? {
         return Ok(summary(&flow, &begun_anew(&flow)?));
     }
     // The same request may arrive concurrently and win. The flow then runs already, and only storage can tell.
-    let knows_better = !dry_run && !asked.id.is_empty();
+    let knows_better = !dry_run && !fingerprint.id.is_empty();
     if !knows_better && expected_revision != 0 && flow.flow.revision.0 != expected_revision {
         let message = format!("flow {flow_id} is at revision {}", flow.flow.revision);
         return Err(
@@ -79,8 +79,8 @@ pub async fn retry(
     }
     let signatures = signatures(&mut store, actor, &flow, (&again, &env_vars), &body).await?;
     let restart = internal::RestartFlowRequest {
-        request_id: asked.id,
-        request_hash: asked.hash,
+        request_id: fingerprint.id,
+        request_hash: fingerprint.hash,
         context_id,
         flow_id,
         flow_uid: flow.flow.uid.to_string(),

@@ -101,7 +101,7 @@ impl Submitter {
         let is_job = of_job.is_some();
         let mut violations = of_job.unwrap_or_else(|| required::missing(&request));
         let SubmitFlowRequest { request_id, context_id, flow_id, caller_id, flow } = request;
-        let asked = RequestFingerprint::parse(&request_id, request_hash, &mut violations);
+        let fingerprint = RequestFingerprint::parse(&request_id, request_hash, &mut violations);
         let mut wire = flow.unwrap_or_default();
         let header = convert::flow_spec::header_of(&wire);
         let caller = if caller_id == 0 { actor } else { ActorId(caller_id) };
@@ -111,12 +111,12 @@ impl Submitter {
         }
         // A repeated request that has its flow does not need the jobs that it names; they may be gone by now.
         if created_jobs::any(&wire.nodes)
-            && let Some(flow) = self.made_before(actor, context_id, &asked).await?
+            && let Some(flow) = self.made_before(actor, context_id, &fingerprint).await?
         {
             return Ok(flow);
         }
         created_jobs::resolve_jobs(&mut self.store, place, &mut wire.nodes).await?;
-        let checked = self.check(wire, place, &asked, violations).await?;
+        let checked = self.check(wire, place, &fingerprint, violations).await?;
         let (mut spec, plan) =
             match checked.map_err(|found| if is_job { job::as_of_job(&found) } else { found }) {
                 Ok(SubmissionCheck::New(checked)) => *checked,
@@ -124,7 +124,7 @@ impl Submitter {
                 Err(found) => return Err(rpc::Error::invalid(found).into()),
             };
         script_blobs::keep(&mut self.store, (actor, context_id), &mut spec.nodes).await?;
-        let new = CheckedSubmission { asked, place, flow_id, header, message_key };
+        let new = CheckedSubmission { fingerprint, place, flow_id, header, message_key };
         self.create_whole(new, spec, plan).await
     }
 
@@ -133,9 +133,9 @@ impl Submitter {
         &mut self,
         actor: ActorId,
         context_id: u32,
-        asked: &RequestFingerprint,
+        fingerprint: &RequestFingerprint,
     ) -> Result<Option<Flow>, Status> {
-        let Some(answered) = asked.find(&mut self.store, actor, context_id).await? else {
+        let Some(answered) = fingerprint.find(&mut self.store, actor, context_id).await? else {
             return Ok(None);
         };
         let flow = idempotency::flow_of(&mut self.store, actor, context_id, &answered).await?;
@@ -156,7 +156,7 @@ impl Submitter {
         &mut self,
         wire: proto::v1::FlowSpec,
         place: (ActorId, u32, ActorId),
-        asked: &RequestFingerprint,
+        fingerprint: &RequestFingerprint,
         mut violations: Violations,
     ) -> Result<Result<SubmissionCheck, Violations>, Status> {
         let parsed = convert::flow_spec::from_wire(wire, "flow");
@@ -167,7 +167,7 @@ impl Submitter {
         let spec = violations.absorb(flow::check_request(parsed, "flow"));
         if violations.is_empty()
             && !of_signatures.is_empty()
-            && let Some(flow) = self.made_before(place.0, place.1, asked).await?
+            && let Some(flow) = self.made_before(place.0, place.1, fingerprint).await?
         {
             return Ok(Ok(SubmissionCheck::Made(Box::new(flow))));
         }

@@ -135,7 +135,7 @@ impl Driver {
         // The next step tells storage that the flow only waits.
         run.more = step.rests;
         self.set_due(key, &mut run, step.due);
-        self.ask(key, &mut run, step.flow_queries);
+        self.query_flows(key, &mut run, step.flow_queries);
         self.check_runners(key, &mut run);
         self.flows.insert(key, run);
         self.enqueue(key);

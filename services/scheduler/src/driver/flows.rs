@@ -274,7 +274,7 @@ impl Driver {
         run.phase = FlowPhase::Reading(engine, self.readings);
         run.touched = false;
         run.listed_active = true;
-        self.ask_again(key, run);
+        self.query_again(key, run);
         let (store, handle) = (self.store.clone(), self.handle.clone());
         let (uid, known, reading) = (run.uid, run.inbox_known(), self.readings);
         tokio::spawn(async move {
@@ -304,27 +304,27 @@ impl Driver {
     }
 
     /// Queries the status of the flows that this one waits for.
-    pub(super) fn ask(&mut self, key: FlowKey, run: &mut LoadedFlow, flows: Vec<FlowId>) {
+    pub(super) fn query_flows(&mut self, key: FlowKey, run: &mut LoadedFlow, flows: Vec<FlowId>) {
         for awaited in flows {
             run.awaited_flows.insert(awaited);
-            self.ask_for(key, run, awaited);
+            self.query_flow(key, run, awaited);
         }
     }
 
-    /// Asks again about the awaited flows. The answers to earlier questions may predate the end that the flow was
-    /// touched for, so it asks once all of them have come.
-    fn ask_again(&self, key: FlowKey, run: &mut LoadedFlow) {
-        run.ask_again = run.questions > 0;
-        if run.ask_again {
+    /// Queries the awaited flows again. The answers to earlier queries may predate the end that the flow was
+    /// touched for, so this waits until all of them have come.
+    fn query_again(&self, key: FlowKey, run: &mut LoadedFlow) {
+        run.query_again = run.open_queries > 0;
+        if run.query_again {
             return;
         }
         for awaited in run.awaited_flows.clone() {
-            self.ask_for(key, run, awaited);
+            self.query_flow(key, run, awaited);
         }
     }
 
-    fn ask_for(&self, key: FlowKey, run: &mut LoadedFlow, awaited: FlowId) {
-        run.questions += 1;
+    fn query_flow(&self, key: FlowKey, run: &mut LoadedFlow, awaited: FlowId) {
+        run.open_queries += 1;
         let (store, handle, uid) = (self.store.clone(), self.handle.clone(), run.uid);
         tokio::spawn(async move {
             let status = loader::await_flow(store, key, uid, awaited).await;
@@ -334,12 +334,12 @@ impl Driver {
 
     pub(super) fn flow_state(&mut self, key: FlowKey, flow: FlowId, status: Option<FlowStatus>) {
         let Some(run) = self.flows.get_mut(&key) else { return };
-        run.questions = run.questions.saturating_sub(1);
+        run.open_queries = run.open_queries.saturating_sub(1);
         if status.is_none_or(FlowStatus::is_end) {
             run.awaited_flows.remove(&flow);
         }
         run.push(FlowEngineInput::FlowState { flow, status }, AckTarget::Nothing);
-        if run.ask_again && run.questions == 0 {
+        if run.query_again && run.open_queries == 0 {
             run.touched = true;
         }
         self.enqueue(key);

@@ -43,12 +43,12 @@ impl Driver {
             let mut step = self.run_engine(&mut run, &mut engine, now);
             self.count(&step);
             self.set_due(key, &mut run, step.due);
-            self.ask(key, &mut run, std::mem::take(&mut step.flow_queries));
+            self.query_flows(key, &mut run, std::mem::take(&mut step.flow_queries));
             run.stops.append(&mut step.stops);
             run.more = step.more;
             // A flow may leave memory only if the flows that it waits for are sure to touch it.
             run.rests =
-                step.rests && run.questions == 0 && run.awaited_flows.len() <= limits::AWAITED_FLOWS_MAX;
+                step.rests && run.open_queries == 0 && run.awaited_flows.len() <= limits::AWAITED_FLOWS_MAX;
             // Inputs that were taken up must leave the inbox, and storage must know that a flow only rests. Only
             // storage can confirm that memory matches the store, which it does by accepting a commit.
             let changes_nothing = step.is_unchanged()
@@ -116,7 +116,7 @@ impl Driver {
             return true;
         }
         self.waiting_for_ids.entry(caller).or_default().insert(key);
-        if supply == MessageIdSupply::Ask {
+        if supply == MessageIdSupply::Request {
             let (mut store, handle) = (self.store.clone(), self.handle.clone());
             let epoch = self.ids.epoch();
             tokio::spawn(async move {

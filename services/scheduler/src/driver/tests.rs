@@ -36,11 +36,12 @@ impl Stage {
         let (answered, _) = mpsc::channel(1);
         let (commits, _) = commit_link::start(store.clone(), answered, Arc::default());
         let (events, received) = mpsc::channel(EVENTS_MAX);
-        let (tell_replicas, replicas) = watch::channel(Vec::new());
+        let (replicas_sender, replicas) = watch::channel(Vec::new());
         let handle = Handle { events, replicas, log_reads: LogReadClient::default() };
         let metrics = Arc::new(Metrics::new(&prometheus::Registry::new()).expect("its own registry"));
         let config = Config::new("here", "");
-        let driver = Driver::new(&config, store, handle, commits, tell_replicas, metrics, &Readiness::new());
+        let driver =
+            Driver::new(&config, store, handle, commits, replicas_sender, metrics, &Readiness::new());
         let mut stage = Self { driver, _events: received };
         stage.lease();
         stage

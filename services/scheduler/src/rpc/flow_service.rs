@@ -46,7 +46,7 @@ pub struct FlowRpc {
     store: FlowStoreClient,
     submitter: Submitter,
     explainer: Explainer,
-    log_asks: LogReadClient,
+    log_reads: LogReadClient,
     metrics: Arc<Metrics>,
     directory: Arc<dyn Directory>,
     stop: CancellationToken,
@@ -59,12 +59,12 @@ impl FlowRpc {
         store: FlowStoreClient,
         submitter: Submitter,
         explainer: Explainer,
-        log_asks: LogReadClient,
+        log_reads: LogReadClient,
         metrics: Arc<Metrics>,
         directory: Arc<dyn Directory>,
         stop: CancellationToken,
     ) -> Self {
-        Self { store, submitter, explainer, log_asks, metrics, directory, stop }
+        Self { store, submitter, explainer, log_reads, metrics, directory, stop }
     }
 
     fn store(&self) -> FlowStoreClient {
@@ -118,11 +118,12 @@ fn actor_of<T>(request: &Request<T>) -> Result<ActorId, Status> {
 }
 
 /// The size of a page, unless something is wrong with it or with the rest of the request.
-fn page_size(asked: u32, mut violations: Violations) -> Result<u32, Status> {
-    if asked > limits::PAGE_SIZE_MAX {
-        violations.add("page_size", format!("at most {} are allowed, not {asked}", limits::PAGE_SIZE_MAX));
+fn page_size(requested: u32, mut violations: Violations) -> Result<u32, Status> {
+    if requested > limits::PAGE_SIZE_MAX {
+        violations
+            .add("page_size", format!("at most {} are allowed, not {requested}", limits::PAGE_SIZE_MAX));
     }
-    let size = if asked == 0 { limits::PAGE_SIZE_DEFAULT } else { asked };
+    let size = if requested == 0 { limits::PAGE_SIZE_DEFAULT } else { requested };
     Ok(violations.into_result(Some(size)).map_err(rpc::Error::invalid)?)
 }
 
@@ -415,8 +416,8 @@ impl FlowService for FlowRpc {
         let since = since.map(convert::time::from_wire);
         let wanted = FlowLogSelection { node, attempt, offset, follow, tail, since };
         let (answers, stream) = mpsc::channel(logs::CHANNEL);
-        let asks = self.log_asks.clone();
-        let logs = FlowLogStream::new(self.reader(actor, context_id, flow_id), asks, answers.clone());
+        let log_reads = self.log_reads.clone();
+        let logs = FlowLogStream::new(self.reader(actor, context_id, flow_id), log_reads, answers.clone());
         self.spawn(answers, logs.run(wanted));
         Ok(self.for_reader(stream, context_id, actor))
     }

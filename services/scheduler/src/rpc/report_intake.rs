@@ -56,8 +56,10 @@ impl ReportIntakeService for ReportRpc {
         let (to_router, answers) = mpsc::channel(LINK_BUFFER);
         self.driver.send(SchedulerEvent::RouterUp(id, to_router)).await;
         let (driver, stop) = (self.driver.clone(), self.stop.clone());
-        let link =
-            ReportStreamReceiver { answers, _asks: StreamLossGuard { of: driver.log_reads().clone(), id } };
+        let link = ReportStreamReceiver {
+            answers,
+            _loss_guard: StreamLossGuard { of: driver.log_reads().clone(), id },
+        };
         let serving = async move {
             tokio::select! {
                 () = serve(&driver, id, request.into_inner()) => {}
@@ -103,7 +105,7 @@ fn parse_submission(request: SubmitForRequest) -> Result<(ActorId, SubmitFlowReq
 struct ReportStreamReceiver {
     answers: mpsc::Receiver<ReportResponse>,
     /// Dropped after the answers, so that every query sent over the stream is sent again.
-    _asks: StreamLossGuard,
+    _loss_guard: StreamLossGuard,
 }
 
 /// Guard that marks log queries sent over a stream as unsent when the stream ends.

@@ -18,7 +18,7 @@ use crate::clients::FlowStoreClient;
 use crate::error::bad_store;
 use crate::views::answers::{AnswerSender, Ended};
 use crate::views::position::revision_of;
-use crate::views::reader::{FlowEventStream, ask};
+use crate::views::reader::{FlowEventStream, query};
 
 /// Flows read in one call.
 const PAGE: u32 = 500;
@@ -93,7 +93,7 @@ impl ContextFlowsReader {
             to_watch: true,
             ..ReadFlowsRequest::default()
         };
-        ask(&self.store, self.is_patient, |mut store| {
+        query(&self.store, self.is_patient, |mut store| {
             let request = request.clone();
             async move { store.read_flows(request).await }
         })
@@ -106,7 +106,7 @@ impl ContextFlowsReader {
         let request =
             ReadFlowRequest { context_id, flow_id: flow.0, on_behalf_of, ..ReadFlowRequest::default() };
         let read =
-            ask(&self.store, self.is_patient, |mut store| async move { store.read_flow(request).await });
+            query(&self.store, self.is_patient, |mut store| async move { store.read_flow(request).await });
         match read.await {
             Ok(answer) => Ok(answer.flow.and_then(|record| record.flow)),
             // If the context is gone as well, the events say so.

@@ -77,10 +77,10 @@ impl FlowLogStream {
     #[must_use]
     pub fn new(
         reader: FlowReader,
-        asks: LogReadClient,
+        log_reads: LogReadClient,
         answers: mpsc::Sender<Result<StreamFlowLogsResponse, Status>>,
     ) -> Self {
-        let before = SupervisorLogReader::new(asks, reader.context);
+        let before = SupervisorLogReader::new(log_reads, reader.context);
         Self {
             reader,
             before,

@@ -66,12 +66,12 @@ impl FlowReader {
         Self { store, actor, context, flow, is_patient: false }
     }
 
-    /// Asks storage, and asks again as long as a patient reader waits.
-    async fn ask<T, F>(&self, ask_once: impl FnMut(FlowStoreClient) -> F) -> Result<T, Status>
+    /// Queries storage, and queries it again as long as a patient reader waits.
+    async fn query<T, F>(&self, query_once: impl FnMut(FlowStoreClient) -> F) -> Result<T, Status>
     where
         F: Future<Output = Result<Response<T>, Status>>,
     {
-        ask(&self.store, self.is_patient, ask_once).await
+        query(&self.store, self.is_patient, query_once).await
     }
 
     /// The flow without its nodes.
@@ -101,7 +101,7 @@ impl FlowReader {
             on_behalf_of: self.actor.0,
             purpose: purpose.into(),
         };
-        let read = self.ask(|mut store| async move { store.read_flow(request).await }).await?;
+        let read = self.query(|mut store| async move { store.read_flow(request).await }).await?;
         read.flow.ok_or_else(|| bad_store("a flow without its record"))
     }
 
@@ -171,7 +171,7 @@ impl FlowReader {
     }
 
     async fn read_nodes(&self, request: ReadNodesRequest) -> Result<ReadNodesResponse, Status> {
-        self.ask(|mut store| {
+        self.query(|mut store| {
             let request = request.clone();
             async move { store.read_nodes(request).await }
         })
@@ -235,7 +235,7 @@ impl FlowReader {
             offset,
             on_behalf_of: self.actor.0,
         };
-        self.ask(|mut store| async move { store.read_log(request).await }).await
+        self.query(|mut store| async move { store.read_log(request).await }).await
     }
 
     /// The flow's events after a position, from now on when it is empty. Returns once the first answer has arrived:
@@ -259,21 +259,21 @@ impl FlowReader {
     }
 }
 
-/// Asks storage, and asks again as long as a patient reader waits.
+/// Queries storage, and queries it again as long as a patient reader waits.
 ///
 /// # Errors
 /// As storage's; UNAVAILABLE when it is away for too long.
-pub(super) async fn ask<T, F>(
+pub(super) async fn query<T, F>(
     store: &FlowStoreClient,
     is_patient: bool,
-    mut ask_once: impl FnMut(FlowStoreClient) -> F,
+    mut query_once: impl FnMut(FlowStoreClient) -> F,
 ) -> Result<T, Status>
 where
     F: Future<Output = Result<Response<T>, Status>>,
 {
     let mut patience = StreamReconnectBackoff::default();
     loop {
-        match ask_once(store.clone()).await {
+        match query_once(store.clone()).await {
             Ok(answer) => return Ok(answer.into_inner()),
             Err(status) if is_patient => patience.after(status).await?,
             Err(status) => return Err(status),

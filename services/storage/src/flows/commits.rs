@@ -252,13 +252,13 @@ impl Store {
 fn check_size(commit: &FlowCommit, others: usize) -> Result<(), CommitRejection> {
     let nodes = commit.nodes.len();
     let records = nodes + commit.messages.len() + others + FLOW_RECORDS;
-    for (what, max, asked) in [
+    for (what, max, requested) in [
         ("nodes", COMMIT_NODES_MAX, nodes),
         ("records", limits::COMMIT_RECORDS_MAX, records),
         ("awaited flows", limits::AWAITED_FLOWS_MAX, commit.awaited.len()),
     ] {
-        if asked > max {
-            let detail = format_args!("a commit names at most {max} {what}, this one {asked}");
+        if requested > max {
+            let detail = format_args!("a commit names at most {max} {what}, this one {requested}");
             return Err(CommitRejection::new(CommitRejectionKind::Invalid, detail));
         }
     }

@@ -27,7 +27,7 @@ use crate::tenants::permission::{self, ContextAction};
 use crate::tenants::quotas::Quota;
 
 /// How often, a second apart, the owner is notified of a flow that may have been created.
-const TELL_TRIES: u32 = 60;
+const NOTIFY_TRIES: u32 = 60;
 
 /// Initial nodes, owner and first step of a flow that is started by the change that creates it.
 #[derive(Debug, Clone)]
@@ -84,8 +84,12 @@ impl Store {
         let beginning = beginning.filter(|beginning| beginning.fits());
         let nodes = beginning.map(|beginning| beginning.nodes.as_slice()).unwrap_or_default();
         if nodes.len() > ADD_NODES_MAX {
-            let asked = nodes.len() as u64;
-            return Err(Error::Limit { limit: "nodes of one CreateFlow", max: ADD_NODES_MAX as u64, asked });
+            let requested = nodes.len() as u64;
+            return Err(Error::Limit {
+                limit: "nodes of one CreateFlow",
+                max: ADD_NODES_MAX as u64,
+                requested,
+            });
         }
         let step = beginning.and_then(|beginning| beginning.step.as_ref());
         let step_bytes = step.map_or(0, FirstStep::script_bytes) as u64;
@@ -154,10 +158,12 @@ impl Store {
                 Some(id) => id,
                 None => FlowId(tenant.next_flow_id().await?),
             };
-            let deed = AuditRecord::of(Some(actor), ContextAction::CreateFlow, format_args!("flow {id}"))
-                .with_request_id(request);
-            let asked = CreationRequest { deed: &deed, key: request_key.as_deref(), request };
-            match creating.write(id, asked).await {
+            let audit_record =
+                AuditRecord::of(Some(actor), ContextAction::CreateFlow, format_args!("flow {id}"))
+                    .with_request_id(request);
+            let creation_request =
+                CreationRequest { audit_record: &audit_record, key: request_key.as_deref(), request };
+            match creating.write(id, creation_request).await {
                 Ok(CreateFlowOutcome::Made(flow)) => {
                     self.remember_caller(flow.flow.uid, flow.flow.caller_id);
                     return Ok(CreatedFlow { flow: *flow, context_uid: context.uid, is_new: true });
@@ -223,7 +229,7 @@ struct FlowStartRecords<'a> {
 }
 
 impl FlowCreation<'_> {
-    async fn write(&self, id: FlowId, asked: CreationRequest<'_>) -> Result<CreateFlowOutcome> {
+    async fn write(&self, id: FlowId, request: CreationRequest<'_>) -> Result<CreateFlowOutcome> {
         let Self { tenant, new, .. } = *self;
         let mut flow = self.fresh(id);
         let Some(FlowStartSpec { nodes, owner, step }) = self.beginning else {
@@ -236,7 +242,7 @@ impl FlowCreation<'_> {
                 router: "",
                 last_commit: "",
             };
-            return self.call(flow, part, asked).await;
+            return self.call(flow, part, request).await;
         };
         let mut reserved = tenant.job_ids.reserve(tenant, new.caller, new.node_count).await?;
         let first = reserved.first;
@@ -265,7 +271,7 @@ impl FlowCreation<'_> {
             router: name,
             last_commit: &fresh_commit(),
         };
-        let mut unheard = CreationRecoveryGuard(Some(CreationRecovery {
+        let mut recovery = CreationRecoveryGuard(Some(CreationRecovery {
             store: self.store.clone(),
             tenant: Arc::clone(tenant),
             routers: self.routers.clone(),
@@ -273,9 +279,9 @@ impl FlowCreation<'_> {
             messages: numbered.messages.iter().map(|message| message.key).collect(),
         }));
         service::crash_point("storage.create.before");
-        let result = self.call(flow, part, asked).await;
+        let result = self.call(flow, part, request).await;
         if !matches!(result, Err(Error::Store(kv::Error::UnknownOutcome { .. }))) {
-            unheard.0 = None;
+            recovery.0 = None;
         }
         if matches!(result, Ok(CreateFlowOutcome::Made(_))) {
             reserved.given = true;
@@ -299,7 +305,7 @@ impl FlowCreation<'_> {
         &self,
         mut flow: Flow,
         part: FlowStartRecords<'_>,
-        asked: CreationRequest<'_>,
+        request: CreationRequest<'_>,
     ) -> Result<CreateFlowOutcome> {
         let Self { tenant, context, new, now, .. } = *self;
         let FlowStartRecords { first, nodes, step, due, router, last_commit } = part;
@@ -312,7 +318,7 @@ impl FlowCreation<'_> {
         varying.extend(nodes.iter().map(|node| tenant.keys.job(flow.caller_id, node.job_id(by))));
         let messages = step.messages.iter().map(|message| message.key);
         varying.extend(messages.map(|key| tenant.keys.message(key.caller, key.id)));
-        varying.extend(asked.key.map(str::to_owned));
+        varying.extend(request.key.map(str::to_owned));
         let mut touched = scripts::CREATE_FLOW
             .keys([
                 ("flow", record.as_str()),
@@ -327,19 +333,19 @@ impl FlowCreation<'_> {
             ])
             .to_vec();
         touched.extend(varying.iter().map(String::as_str));
-        let begun =
-            tenant.begin_by(Some(asked.deed), &scripts::CREATE_FLOW, &touched, Some(context.uid), now);
+        let audit_record = Some(request.audit_record);
+        let begun = tenant.begin_by(audit_record, &scripts::CREATE_FLOW, &touched, Some(context.uid), now);
         let change = begun.named(kv::named![
             context_revision: context.revision.0,
             flow: flow.id.0,
             caller: flow.caller_id.0,
             node_count: new.node_count,
-            request_hash: hash_of(asked.request),
+            request_hash: hash_of(request.request),
             request_secs: limits::REQUEST_ID_KEEP_SECS,
             flow_uid: &flow.uid.to_string(),
             is_our_id: new.id.is_none(),
             message: &message,
-            taken_revision: asked.taken_revision(&message),
+            taken_revision: request.taken_revision(&message),
             flows_open_max: tenant.quotas.of(Quota::ContextFlowsOpen),
             jobs_open_max: tenant.quotas.of(Quota::ContextJobsOpen),
             flows_max: tenant.quotas.of(Quota::ContextFlows),
@@ -404,7 +410,7 @@ struct CreationRecovery {
 impl CreationRecovery {
     async fn run(self) {
         let (id, uid) = self.flow;
-        for _ in 0..TELL_TRIES {
+        for _ in 0..NOTIFY_TRIES {
             let notified = async {
                 self.store.send_held(&self.tenant, &self.routers, &self.messages, Timestamp::now()).await?;
                 self.tenant.touch(id, uid).await

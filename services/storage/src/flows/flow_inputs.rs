@@ -43,12 +43,12 @@ impl Store {
         for _ in 0..PERMISSION_TRIES {
             let action = action_of(&pushed.input);
             let (tenant, stored, context) = self.changeable_flow(context, flow, asker, action).await?;
-            let deed =
+            let audit_record =
                 AuditRecord::of(Some(actor), action, format_args!("flow {flow}")).with_request_id(request);
             let keys = &tenant.keys;
             let (record, nodes) = (keys.flow(flow), keys.flow_nodes(flow));
             let (inputs, signals) = (keys.flow_inputs(flow), keys.flow_signals(flow));
-            let asked = request.map(|request| keys.request(actor, &request.id));
+            let request_key = request.map(|request| keys.request(actor, &request.id));
             let mut touched = scripts::PUSH_INPUT
                 .keys([
                     ("flow", &record),
@@ -58,10 +58,10 @@ impl Store {
                     ("nodes", &nodes),
                 ])
                 .to_vec();
-            touched.extend(asked.as_deref());
+            touched.extend(request_key.as_deref());
             let (kind, more) = kind_of(flow, pushed, actor, now);
             let change = tenant
-                .begin_by(Some(&deed), &scripts::PUSH_INPUT, &touched, Some(context.uid), now)
+                .begin_by(Some(&audit_record), &scripts::PUSH_INPUT, &touched, Some(context.uid), now)
                 .named(kv::named![
                     context_revision: context.revision.0,
                     flow: flow.0,
@@ -149,8 +149,8 @@ impl Store {
     }
 
     async fn check_flow(&self, tenant: &TenantStore, flow: FlowRef) -> Result<()> {
-        let ask = Cmd::new("HMGET").arg(&tenant.keys.flow(flow.id)).arg("uid").arg("deleting");
-        let [uid, deleting] = tenant.connection.cmd(ask).await?.tuple()?;
+        let query = Cmd::new("HMGET").arg(&tenant.keys.flow(flow.id)).arg("uid").arg("deleting");
+        let [uid, deleting] = tenant.connection.cmd(query).await?.tuple()?;
         if !deleting.is_nil() || uid.optional_text()?.is_none_or(|uid| uid != flow.uid.to_string()) {
             return Err(Error::not_found("flow", flow.id));
         }
@@ -160,8 +160,8 @@ impl Store {
 
 /// Reads at most `INPUTS_READ` inputs, from list index `from` on, counted from 0.
 pub(crate) async fn inputs_from(tenant: &TenantStore, flow: FlowId, from: usize) -> Result<Vec<Bytes>> {
-    let ask = Cmd::new("LRANGE").arg(&tenant.keys.flow_inputs(flow)).arg(from).arg(from + INPUTS_READ - 1);
-    let values = tenant.connection.cmd(ask).await?.array()?;
+    let query = Cmd::new("LRANGE").arg(&tenant.keys.flow_inputs(flow)).arg(from).arg(from + INPUTS_READ - 1);
+    let values = tenant.connection.cmd(query).await?.array()?;
     Ok(values.into_iter().map(|value| value.bytes().map(Bytes::from)).collect::<kv::Result<_>>()?)
 }
 

@@ -23,8 +23,8 @@ impl TenantStore {
         if self.listed.load(Ordering::Relaxed) {
             return Ok(true);
         }
-        let ask = Cmd::new("HGET").arg(&self.ids).arg("flows_listed");
-        let listed = !self.connection.cmd(ask).await?.is_nil();
+        let query = Cmd::new("HGET").arg(&self.ids).arg("flows_listed");
+        let listed = !self.connection.cmd(query).await?.is_nil();
         self.listed.store(listed, Ordering::Relaxed);
         Ok(listed)
     }

@@ -52,12 +52,12 @@ impl Store {
             );
             touched.extend(request.map(|request| tenant.keys.request(actor, &request.id)));
             let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
-            let deed =
+            let audit_record =
                 AuditRecord::of(Some(actor), ContextAction::CreateJob, format_args!("job of actor {caller}"))
                     .with_request_id(request);
             let place = JobScope { caller, context: context.id, flow: None };
             let change = tenant
-                .begin_by(Some(&deed), &scripts::CREATE_JOB, &touched, Some(context.uid), now)
+                .begin_by(Some(&audit_record), &scripts::CREATE_JOB, &touched, Some(context.uid), now)
                 .named(kv::named![
                     context_revision: context.revision.0,
                     caller: caller.0,
@@ -178,10 +178,10 @@ impl Store {
             return Ok(jobs.map(|job| ((stored.flow.caller_id, JobId(job)), u64::from(job))).collect());
         }
         let newest = after.map_or_else(|| "+inf".to_owned(), |after| format!("({after}"));
-        let ask = Cmd::new("ZREVRANGEBYSCORE").arg(&tenant.keys.jobs()).arg(&newest).arg("-inf");
-        let ask = ask.arg("WITHSCORES").arg("LIMIT").arg(0).arg(JOBS_READ);
+        let query = Cmd::new("ZREVRANGEBYSCORE").arg(&tenant.keys.jobs()).arg(&newest).arg("-inf");
+        let query = query.arg("WITHSCORES").arg("LIMIT").arg(0).arg(JOBS_READ);
         let mut places = Vec::new();
-        for (member, score) in scored_texts(tenant.connection.cmd(ask).await?)? {
+        for (member, score) in scored_texts(tenant.connection.cmd(query).await?)? {
             let bad = || kv::Error::Protocol(format!("`{member}` at {score} in `jobs`"));
             let (caller, id) = member.split_once(':').ok_or_else(bad)?;
             let (caller, id) = (caller.parse().map_err(|_| bad())?, id.parse().map_err(|_| bad())?);
@@ -224,10 +224,11 @@ impl Store {
             touched.extend(refs.iter().map(String::as_str));
             touched.extend(key.as_deref());
             let name = format!("{caller}:{job}");
-            let deed = AuditRecord::of(Some(actor), ContextAction::DeleteJob, format_args!("job {name}"))
-                .with_request_id(request);
+            let audit_record =
+                AuditRecord::of(Some(actor), ContextAction::DeleteJob, format_args!("job {name}"))
+                    .with_request_id(request);
             let change = tenant
-                .begin_by(Some(&deed), &scripts::DELETE_JOB, &touched, Some(context.uid), now)
+                .begin_by(Some(&audit_record), &scripts::DELETE_JOB, &touched, Some(context.uid), now)
                 .named(kv::named![
                     context_revision: context.revision.0,
                     job: &name,

@@ -159,8 +159,12 @@ impl Store {
     ) -> Result<()> {
         self.reserve_memory(nodes.iter().map(|node| node.bytes() as u64 + NODE_BYTES).sum())?;
         if nodes.len() > ADD_NODES_MAX {
-            let asked = nodes.len() as u64;
-            return Err(Error::Limit { limit: "nodes of one AddNodes", max: ADD_NODES_MAX as u64, asked });
+            let requested = nodes.len() as u64;
+            return Err(Error::Limit {
+                limit: "nodes of one AddNodes",
+                max: ADD_NODES_MAX as u64,
+                requested,
+            });
         }
         let parts = parts_of(nodes);
         let last = parts.len().saturating_sub(1);
@@ -198,12 +202,13 @@ impl Store {
                 context.require_first(actor)?;
             }
             let request = filling.as_ref().map(|filling| &filling.request);
-            let deed = AuditRecord::of(Some(actor), ContextAction::AddFlowNodes, format_args!("flow {flow}"))
-                .with_request_id(request);
+            let audit_record =
+                AuditRecord::of(Some(actor), ContextAction::AddFlowNodes, format_args!("flow {flow}"))
+                    .with_request_id(request);
             let request_key = request.map(|request| tenant.keys.request(actor, &request.id));
-            let asked = request_key.as_deref().zip(filling.as_ref());
-            let decided_on = Some((&context, &deed));
-            let change = add_nodes_change(&tenant, (place, flow, uid), nodes, decided_on, asked, now);
+            let batch = request_key.as_deref().zip(filling.as_ref());
+            let decided_on = Some((&context, &audit_record));
+            let change = add_nodes_change(&tenant, (place, flow, uid), nodes, decided_on, batch, now);
             match tenant.apply_revision(change).await {
                 Err(Error::ContextChanged(_)) => {}
                 result => return result.map(drop),
@@ -223,15 +228,15 @@ impl Store {
         for _ in 0..PERMISSION_TRIES {
             let (tenant, _, context) =
                 self.changeable_flow(context, flow, asker, ContextAction::StartFlow).await?;
-            let deed = AuditRecord::by(asker, ContextAction::StartFlow, format_args!("flow {flow}"))
-                .map(|deed| deed.with_request_id(request));
+            let audit_record = AuditRecord::by(asker, ContextAction::StartFlow, format_args!("flow {flow}"))
+                .map(|audit_record| audit_record.with_request_id(request));
             let decided_on = match asker {
                 RequestPrincipal::Service => String::new(),
                 RequestPrincipal::Actor(_) => context.revision.to_string(),
             };
             let keys = &tenant.keys;
             let own = [keys.flow(flow), keys.flow_nodes(flow), keys.flow_signals(flow)];
-            let asked = match (asker, request) {
+            let request_key = match (asker, request) {
                 (RequestPrincipal::Actor(actor), Some(request)) => Some(keys.request(actor, &request.id)),
                 _ => None,
             };
@@ -243,9 +248,9 @@ impl Store {
                     ("signals", &own[2]),
                 ])
                 .to_vec();
-            touched.extend(asked.as_deref());
+            touched.extend(request_key.as_deref());
             let change = tenant
-                .begin_by(deed.as_ref(), &scripts::START_FLOW, &touched, Some(context.uid), now)
+                .begin_by(audit_record.as_ref(), &scripts::START_FLOW, &touched, Some(context.uid), now)
                 .named(kv::named![
                     context_revision: &decided_on,
                     flow: flow.0,
@@ -335,15 +340,16 @@ impl Store {
         for _ in 0..PERMISSION_TRIES {
             let (tenant, stored, context) =
                 self.changeable_flow(context, flow, asker, ContextAction::RetryFlow).await?;
-            let deed = AuditRecord::of(Some(actor), ContextAction::RetryFlow, format_args!("flow {flow}"))
-                .with_request_id(request);
+            let audit_record =
+                AuditRecord::of(Some(actor), ContextAction::RetryFlow, format_args!("flow {flow}"))
+                    .with_request_id(request);
             let mut touched = vec![tenant.keys.flow(flow), tenant.flows_active.clone()];
             touched.extend(request.map(|request| tenant.keys.request(actor, &request.id)));
             let caller = stored.flow.caller_id;
             touched.extend(restart.signatures.iter().map(|(job, _)| tenant.keys.job(caller, *job)));
             let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
             let change = tenant
-                .begin_by(Some(&deed), &scripts::RESTART_FLOW, &touched, Some(context.uid), now)
+                .begin_by(Some(&audit_record), &scripts::RESTART_FLOW, &touched, Some(context.uid), now)
                 .named(kv::named![
                     context_revision: context.revision.0,
                     flow: flow.0,
@@ -428,7 +434,7 @@ fn add_nodes_change(
     (place, flow, uid): (record::job::JobScope, FlowId, FlowUid),
     nodes: &[NewNode],
     decided_on: Option<(&Context, &AuditRecord)>,
-    asked: Option<(&str, &BatchPart)>,
+    batch: Option<(&str, &BatchPart)>,
     now: Timestamp,
 ) -> StoreChange {
     let caller = place.caller;
@@ -440,11 +446,11 @@ fn add_nodes_change(
         .keys([("flow", &record), ("nodes", &flow_nodes), ("blob_idle", &tenant.blob_idle)])
         .to_vec();
     touched.extend(varying.iter().map(String::as_str));
-    touched.extend(asked.map(|(key, _)| key));
-    let filling = asked.map(|(_, filling)| filling);
+    touched.extend(batch.map(|(key, _)| key));
+    let filling = batch.map(|(_, filling)| filling);
     let change = tenant
         .begin_by(
-            decided_on.map(|(_, deed)| deed),
+            decided_on.map(|(_, audit_record)| audit_record),
             &scripts::ADD_NODES,
             &touched,
             decided_on.map(|(context, _)| context.uid),

@@ -383,8 +383,8 @@ impl Store {
             ActiveCursor::Now(cursor) => ("SSCAN", &tenant.flows_active, cursor),
             ActiveCursor::Due(cursor) => ("ZSCAN", &tenant.due, cursor),
         };
-        let ask = Cmd::new(scan).arg(key).arg(cursor).arg("COUNT").arg(ACTIVE_READ);
-        let [next, page] = tenant.connection.cmd(ask).await?.tuple()?;
+        let query = Cmd::new(scan).arg(key).arg(cursor).arg("COUNT").arg(ACTIVE_READ);
+        let [next, page] = tenant.connection.cmd(query).await?.tuple()?;
         let mut entries = page.texts()?.into_iter();
         let mut flows = Vec::new();
         while let Some(entry) = entries.next() {
@@ -417,8 +417,8 @@ impl Store {
         let (_, _, mut answers) = self
             .read(context, asker, |tenant, pipeline| {
                 let fields = ["status", "transport_status", "router", "error", "created_at"];
-                let ask = Cmd::new("HMGET").arg(&tenant.keys.message(key.caller, key.id)).args(fields);
-                pipeline.cmd(ask);
+                let query = Cmd::new("HMGET").arg(&tenant.keys.message(key.caller, key.id)).args(fields);
+                pipeline.cmd(query);
             })
             .await
             .map_err(|error| error.at_record(message_key(key)))?;
@@ -480,8 +480,8 @@ async fn flow_ids_before(
     count: usize,
 ) -> Result<Vec<(FlowId, u64)>> {
     let max = before.map_or_else(|| "+inf".to_owned(), |revision| format!("({revision}"));
-    let ask = Cmd::new("ZREVRANGEBYSCORE").arg(list).arg(&max).arg("-inf").arg("WITHSCORES");
-    let answer = tenant.connection.cmd(ask.arg("LIMIT").arg(0).arg(count)).await?;
+    let query = Cmd::new("ZREVRANGEBYSCORE").arg(list).arg(&max).arg("-inf").arg("WITHSCORES");
+    let answer = tenant.connection.cmd(query.arg("LIMIT").arg(0).arg(count)).await?;
     let mut ids = Vec::new();
     // RESP2 gives members and scores in turn, RESP3 pairs of them.
     let mut values = Vec::new();
@@ -527,8 +527,8 @@ async fn nodes_at(
         return Ok(Vec::new());
     }
     let job = |place: &u32| JobId(stored.first_job.0 + place);
-    let ask = Cmd::new("HMGET").arg(&tenant.keys.flow_nodes(stored.flow.id));
-    let answer = tenant.connection.cmd(ask.args(places.iter().map(|place| job(place).0))).await?;
+    let query = Cmd::new("HMGET").arg(&tenant.keys.flow_nodes(stored.flow.id));
+    let answer = tenant.connection.cmd(query.args(places.iter().map(|place| job(place).0))).await?;
     let mut nodes = Vec::with_capacity(places.len());
     for (place, value) in places.into_iter().zip(answer.array()?) {
         if !value.is_nil() {

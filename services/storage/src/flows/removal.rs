@@ -123,8 +123,11 @@ impl Store {
                     }
                 })
                 .await?;
-            let asked = request.and_then(|_| answers.pop());
-            let then = asked.map(|asked| removed_then(asked, request)).transpose()?.flatten();
+            let stored_request = request.and_then(|_| answers.pop());
+            let then = stored_request
+                .map(|stored_request| removed_then(stored_request, request))
+                .transpose()?
+                .flatten();
             let value = answers.pop().unwrap_or(Value::Nil);
             let fields = RecordFields::of_some(format_args!("flow {flow}"), &record::flow::READ, value)?;
             if fields.is_none() && then.is_some() {
@@ -138,15 +141,16 @@ impl Store {
             }
             permission::allow_for(&context, actor, ContextAction::DeleteFlow, stored.flow.caller_id)?;
             let record = tenant.keys.flow(flow);
-            let asked = request.map(|request| tenant.keys.request(actor, &request.id));
+            let request_key = request.map(|request| tenant.keys.request(actor, &request.id));
             let mut touched = scripts::BEGIN_REMOVAL
                 .keys([("flow", &record), ("flows_active", &tenant.flows_active), ("due", &tenant.due)])
                 .to_vec();
-            touched.extend(asked.as_deref());
-            let deed = AuditRecord::of(Some(actor), ContextAction::DeleteFlow, format_args!("flow {flow}"))
-                .with_request_id(request);
+            touched.extend(request_key.as_deref());
+            let audit_record =
+                AuditRecord::of(Some(actor), ContextAction::DeleteFlow, format_args!("flow {flow}"))
+                    .with_request_id(request);
             let call = tenant
-                .begin_by(Some(&deed), &scripts::BEGIN_REMOVAL, &touched, Some(context.uid), now)
+                .begin_by(Some(&audit_record), &scripts::BEGIN_REMOVAL, &touched, Some(context.uid), now)
                 .named(kv::named![
                     context_revision: context.revision.0,
                     flow: flow.0,
@@ -175,8 +179,8 @@ impl Store {
     ) -> Result<()> {
         let index = tenant.keys.flow_messages(stored.flow.id);
         loop {
-            let ask = Cmd::new("SRANDMEMBER").arg(&index).arg(KEYS_MAX);
-            let messages = tenant.connection.cmd(ask).await?.texts()?;
+            let query = Cmd::new("SRANDMEMBER").arg(&index).arg(KEYS_MAX);
+            let messages = tenant.connection.cmd(query).await?.texts()?;
             if messages.is_empty() {
                 return Ok(());
             }
@@ -287,9 +291,9 @@ async fn scan_all(
 ) -> Result<Vec<String>> {
     let (mut found, mut cursor) = (Vec::new(), "0".to_owned());
     loop {
-        let ask = Cmd::new(scan).arg(key).arg(&cursor).arg("COUNT").arg(SCAN_COUNT);
-        let ask = pattern.into_iter().fold(ask, |ask, pattern| ask.arg("MATCH").arg(pattern));
-        let [next, page] = connection.cmd(ask).await?.tuple()?;
+        let query = Cmd::new(scan).arg(key).arg(&cursor).arg("COUNT").arg(SCAN_COUNT);
+        let query = pattern.into_iter().fold(query, |query, pattern| query.arg("MATCH").arg(pattern));
+        let [next, page] = connection.cmd(query).await?.tuple()?;
         found.extend(page.texts()?);
         cursor = next.text()?;
         if cursor == "0" {
@@ -299,8 +303,8 @@ async fn scan_all(
 }
 
 /// The uid of the flow that the same request had removed before.
-fn removed_then(asked: Value, request: Option<&IdempotencyKey>) -> Result<Option<String>> {
-    let [hash, uid] = asked.tuple()?;
+fn removed_then(stored_request: Value, request: Option<&IdempotencyKey>) -> Result<Option<String>> {
+    let [hash, uid] = stored_request.tuple()?;
     match hash.optional_text()? {
         None => Ok(None),
         Some(hash) if hash != hash_of(request) => Err(Error::RequestIdReused),

@@ -64,8 +64,8 @@ impl ReplicaSession {
     /// When the lease is lost, or the replica's state is void because Redis lost changes.
     pub(crate) async fn run(&mut self, beats: &mut mpsc::Receiver<ReplicaHeartbeat>) -> Result<()> {
         let live = self.live.borrow_and_update().clone();
-        self.say(ReplicaEvent::Replicas(live)).await;
-        self.say(ReplicaEvent::Resync).await;
+        self.send(ReplicaEvent::Replicas(live)).await;
+        self.send(ReplicaEvent::Resync).await;
         loop {
             tokio::select! {
                 biased;
@@ -87,7 +87,7 @@ impl ReplicaSession {
                 }
                 touch = self.touches.recv() => match touch {
                     Ok(touch) => self.touched(touch).await,
-                    Err(RecvError::Lagged(_)) => self.say(ReplicaEvent::Resync).await,
+                    Err(RecvError::Lagged(_)) => self.send(ReplicaEvent::Resync).await,
                     Err(RecvError::Closed) => return Ok(()),
                 },
             }
@@ -111,7 +111,7 @@ impl ReplicaSession {
             // The list may have been read just before the last heartbeat, so the lease itself is checked.
             self.beat().await?;
         }
-        self.say(ReplicaEvent::Replicas(live)).await;
+        self.send(ReplicaEvent::Replicas(live)).await;
         Ok(())
     }
 
@@ -128,7 +128,7 @@ impl ReplicaSession {
                 }
                 Ok(FlowHint::Flow(..)) => {}
                 Ok(FlowHint::Any) | Err(TryRecvError::Lagged(_)) => {
-                    return self.say(ReplicaEvent::Resync).await;
+                    return self.send(ReplicaEvent::Resync).await;
                 }
                 Err(TryRecvError::Empty | TryRecvError::Closed) => break,
             }
@@ -138,12 +138,12 @@ impl ReplicaSession {
             next = self.touches.try_recv();
         }
         if !flows.is_empty() {
-            self.say(ReplicaEvent::Touched(flows)).await;
+            self.send(ReplicaEvent::Touched(flows)).await;
         }
     }
 
-    async fn say(&self, news: ReplicaEvent) {
+    async fn send(&self, event: ReplicaEvent) {
         // The replica may have left, which is noticed elsewhere.
-        let _ = self.out.send(Ok(news)).await;
+        let _ = self.out.send(Ok(event)).await;
     }
 }

@@ -89,8 +89,8 @@ impl ReplicaLeases {
     /// # Errors
     /// [`Error::LeaseLost`] with `again`, when the lease has ended meanwhile.
     pub(crate) async fn acquire(&self, name: &str, replica: &ReplicaIncarnation, again: bool) -> Result<()> {
-        let deed = if again { LeaseOperation::Resume } else { LeaseOperation::Acquire };
-        self.change(name, replica, deed).await?;
+        let operation = if again { LeaseOperation::Resume } else { LeaseOperation::Acquire };
+        self.change(name, replica, operation).await?;
         self.read().await.map(drop)
     }
 
@@ -107,7 +107,12 @@ impl ReplicaLeases {
         self.change(name, replica, LeaseOperation::Release).await
     }
 
-    async fn change(&self, name: &str, replica: &ReplicaIncarnation, deed: LeaseOperation) -> Result<()> {
+    async fn change(
+        &self,
+        name: &str,
+        replica: &ReplicaIncarnation,
+        operation: LeaseOperation,
+    ) -> Result<()> {
         let store = &self.0.store;
         let replicas = store.keys().replicas();
         let change = store.begin_global(&scripts::LEASE, &[&replicas], Timestamp::now()).named(kv::named![
@@ -115,7 +120,7 @@ impl ReplicaLeases {
             owner: &replica.owner.to_string(),
             address: &replica.address,
             lease_millis: u64::try_from(self.0.lease.as_millis()).unwrap_or(u64::MAX),
-            deed: match deed {
+            deed: match operation {
                 LeaseOperation::Acquire => "hello",
                 LeaseOperation::Resume => "again",
                 LeaseOperation::Renew => "beat",

@@ -102,8 +102,8 @@ impl InboxWatchTask {
         let (mut answer, mut bytes) = (Vec::new(), 0);
         loop {
             let min = if self.after.is_empty() { "-inf".to_owned() } else { format!("({}", self.after) };
-            let ask = Cmd::new("ZRANGEBYSCORE").arg(&inbox).arg(&min).arg("+inf").arg("WITHSCORES");
-            let page = self.tenant.connection.cmd(ask.arg("LIMIT").arg(0).arg(MESSAGES_READ)).await?;
+            let query = Cmd::new("ZRANGEBYSCORE").arg(&inbox).arg(&min).arg("+inf").arg("WITHSCORES");
+            let page = self.tenant.connection.cmd(query.arg("LIMIT").arg(0).arg(MESSAGES_READ)).await?;
             let page = scored_texts(page)?;
             let Some((_, last)) = page.last() else { break };
             self.after.clone_from(last);
@@ -113,7 +113,7 @@ impl InboxWatchTask {
             {
                 let size = bytes_of(&message);
                 if !answer.is_empty() && bytes + size > limits::PAGE_BYTES_MAX {
-                    self.say(std::mem::take(&mut answer)).await;
+                    self.send_messages(std::mem::take(&mut answer)).await;
                     bytes = 0;
                 }
                 bytes += size;
@@ -124,7 +124,7 @@ impl InboxWatchTask {
             }
         }
         if !answer.is_empty() {
-            self.say(answer).await;
+            self.send_messages(answer).await;
         }
         Ok(())
     }
@@ -144,7 +144,7 @@ impl InboxWatchTask {
                     return changed.is_ok();
                 }
                 () = self.pulse.due() => {
-                    self.say(Vec::new()).await;
+                    self.send_messages(Vec::new()).await;
                     return true;
                 }
                 () = self.out.closed() => return false,
@@ -152,7 +152,7 @@ impl InboxWatchTask {
         }
     }
 
-    async fn say(&mut self, messages: Vec<MessageRecord>) {
+    async fn send_messages(&mut self, messages: Vec<MessageRecord>) {
         // The caller notices when the watcher has left.
         let _ = self.out.send(Ok(messages)).await;
         self.pulse.sent();

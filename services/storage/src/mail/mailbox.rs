@@ -106,7 +106,7 @@ impl MailRefusalReason {
 #[derive(Debug)]
 pub(crate) struct IncomingDirectMessage {
     /// The message.
-    pub(crate) letter: DirectMessage,
+    pub(crate) message: DirectMessage,
     /// The sender's signature was checked and fits.
     pub(crate) verified: bool,
     /// Another coordinator has brought it.
@@ -115,7 +115,7 @@ pub(crate) struct IncomingDirectMessage {
 
 /// Delivery of a direct message into inboxes, unless it is refused.
 struct InboxDelivery<'a> {
-    letter: &'a DirectMessage,
+    message: &'a DirectMessage,
     /// Another coordinator has brought it.
     foreign: bool,
     /// Key that signed the message, and which of the signer's messages it is.
@@ -128,27 +128,27 @@ struct InboxDelivery<'a> {
 
 impl Store {
     /// Puts a direct message into its recipient's inbox, once; a message for a context's admins goes into each of their inboxes.
-    pub(crate) async fn accept_letter(
+    pub(crate) async fn accept_direct_message(
         &self,
         arrival: &IncomingDirectMessage,
         now: Timestamp,
     ) -> Result<MailAcceptance> {
-        let IncomingDirectMessage { letter, verified, foreign } = arrival;
-        check_form(letter, *foreign)?;
-        if let Some(detail) = too_large(letter) {
+        let IncomingDirectMessage { message, verified, foreign } = arrival;
+        check_form(message, *foreign)?;
+        if let Some(detail) = too_large(message) {
             return Ok(MailAcceptance::refused(MailRefusalReason::TooLarge, detail));
         }
-        self.reserve_memory(letter.text.len() as u64)?;
-        let signed = match envelope::actor::check_direct_message(letter, now) {
+        self.reserve_memory(message.text.len() as u64)?;
+        let signed = match envelope::actor::check_direct_message(message, now) {
             _ if !verified => None,
             Err(refusal) => return Ok(MailAcceptance::refused(MailRefusalReason::BadSignature, refusal)),
             Ok(signed) => signed.map(|signed| (signed.signer.to_string(), signed.id.to_string())),
         };
-        if *foreign && signed.is_none() && self.is_of_an_actor(&letter.from).await? {
+        if *foreign && signed.is_none() && self.is_of_an_actor(&message.from).await? {
             let detail = "its sender is an actor of this coordinator, and has not signed it";
             return Ok(MailAcceptance::refused(MailRefusalReason::ForgedSender, detail));
         }
-        let actor = match letter.to.as_str() {
+        let actor = match message.to.as_str() {
             TO_ADMINS => None,
             key => match self.actor_by_key(key).await? {
                 Some(actor) => Some(actor),
@@ -156,7 +156,7 @@ impl Store {
             },
         };
         let home = actor.as_ref().and_then(|actor| actor.home_context);
-        let Some(context) = letter.target_context.or(home) else {
+        let Some(context) = message.target_context.or(home) else {
             let detail = "the recipient has no home context, and the message names none";
             return Ok(MailAcceptance::refused(MailRefusalReason::NoHomeContext, detail));
         };
@@ -177,9 +177,9 @@ impl Store {
             if recipients.is_empty() {
                 return Ok(MailAcceptance::refused(MailRefusalReason::NoAdmins, no_admins(context.id)));
             }
-            let refusal = refusal_of(letter, &context, signed.is_some(), now);
+            let refusal = refusal_of(message, &context, signed.is_some(), now);
             let (foreign, signed) = (*foreign, signed.clone());
-            let delivery = InboxDelivery { letter, foreign, signed, recipients: &recipients, refusal };
+            let delivery = InboxDelivery { message, foreign, signed, recipients: &recipients, refusal };
             match deliver(&tenant, &context, delivery, now).await {
                 Err(Error::ContextChanged(_)) => {}
                 Err(Error::NotFound(_) | Error::ContextDeleting) => {
@@ -193,14 +193,14 @@ impl Store {
 
     /// Returns true if an actor has, or had, this public key.
     async fn is_of_an_actor(&self, key: &str) -> Result<bool> {
-        let ask = Cmd::new("HEXISTS").arg(&self.keys().actor_keys()).arg(key);
-        Ok(self.connection().cmd(ask).await?.int()? == 1)
+        let query = Cmd::new("HEXISTS").arg(&self.keys().actor_keys()).arg(key);
+        Ok(self.connection().cmd(query).await?.int()? == 1)
     }
 
     /// The actor with this public key.
     async fn actor_by_key(&self, key: &str) -> Result<Option<Actor>> {
-        let ask = Cmd::new("HGET").arg(&self.keys().actor_keys()).arg(key);
-        let id = self.connection().cmd(ask).await?;
+        let query = Cmd::new("HGET").arg(&self.keys().actor_keys()).arg(key);
+        let id = self.connection().cmd(query).await?;
         if id.is_nil() {
             return Ok(None);
         }
@@ -238,19 +238,19 @@ impl Store {
         request: Option<&IdempotencyKey>,
         now: Timestamp,
     ) -> Result<u32> {
-        let asking = asker.actor()?;
+        let principal = asker.actor()?;
         for _ in 0..PERMISSION_TRIES {
             let (tenant, context, _) = self.read(context, asker, |_, _| {}).await?;
             let owner = inbox_owner(&context, asker, actor, ContextAction::AcknowledgeMessages)?;
             let mut touched = vec![tenant.keys.inbox(owner)];
-            touched.extend(request.map(|request| tenant.keys.request(asking, &request.id)));
+            touched.extend(request.map(|request| tenant.keys.request(principal, &request.id)));
             touched.extend(keys.iter().map(|key| tenant.keys.message(key.caller, key.id)));
             let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
             let object = format!("inbox of actor {owner}");
-            let deed = AuditRecord::of(Some(asking), ContextAction::AcknowledgeMessages, object)
+            let audit_record = AuditRecord::of(Some(principal), ContextAction::AcknowledgeMessages, object)
                 .with_request_id(request);
             let change = tenant
-                .begin_by(Some(&deed), &scripts::ACKNOWLEDGE, &touched, Some(context.uid), now)
+                .begin_by(Some(&audit_record), &scripts::ACKNOWLEDGE, &touched, Some(context.uid), now)
                 .named(kv::named![
                     context_revision: context.revision.0,
                     actor: owner.0,
@@ -310,7 +310,7 @@ impl Store {
             let record = tenant.keys.message(key.caller, key.id);
             let (msg_in, inbox) = (tenant.keys.msg_in(), tenant.keys.inbox(owner));
             let letters_done = tenant.keys.letters_done();
-            let asked = request.map(|request| tenant.keys.request(actor, &request.id));
+            let request_key = request.map(|request| tenant.keys.request(actor, &request.id));
             let mut touched = scripts::REMOVE_MESSAGE
                 .keys([
                     ("message", &record),
@@ -321,11 +321,11 @@ impl Store {
                     ("letters_done", &letters_done),
                 ])
                 .to_vec();
-            touched.extend(asked.as_deref());
-            let deed = AuditRecord::of(Some(actor), ContextAction::DeleteMessage, message_key(key))
+            touched.extend(request_key.as_deref());
+            let audit_record = AuditRecord::of(Some(actor), ContextAction::DeleteMessage, message_key(key))
                 .with_request_id(request);
             let change = tenant
-                .begin_by(Some(&deed), &scripts::REMOVE_MESSAGE, &touched, Some(context.uid), now)
+                .begin_by(Some(&audit_record), &scripts::REMOVE_MESSAGE, &touched, Some(context.uid), now)
                 .named(kv::named![
                     context_revision: context.revision.0,
                     message: &message_key(key),
@@ -362,7 +362,7 @@ impl Store {
                 Err(why) => (String::new(), why),
             };
             let record = tenant.keys.message(key.caller, key.id);
-            let asked = request.map(|request| tenant.keys.request(actor, &request.id));
+            let request_key = request.map(|request| tenant.keys.request(actor, &request.id));
             let mut touched = scripts::RESEND
                 .keys([
                     ("message", &record),
@@ -371,11 +371,11 @@ impl Store {
                     ("out", &tenant.msg_out),
                 ])
                 .to_vec();
-            touched.extend(asked.as_deref());
-            let deed = AuditRecord::of(Some(actor), ContextAction::ResendMessage, message_key(key))
+            touched.extend(request_key.as_deref());
+            let audit_record = AuditRecord::of(Some(actor), ContextAction::ResendMessage, message_key(key))
                 .with_request_id(request);
             let change = tenant
-                .begin_by(Some(&deed), &scripts::RESEND, &touched, Some(context.uid), now)
+                .begin_by(Some(&audit_record), &scripts::RESEND, &touched, Some(context.uid), now)
                 .named(kv::named![
                     context_revision: context.revision.0,
                     message: &message_key(key),
@@ -460,36 +460,36 @@ pub(crate) fn inbox_owner(
     actor: Option<ActorId>,
     action: ContextAction,
 ) -> Result<ActorId> {
-    let asking = asker.actor()?;
-    let owner = actor.unwrap_or(asking);
-    permission::allow_for(context, asking, action, owner)?;
+    let principal = asker.actor()?;
+    let owner = actor.unwrap_or(principal);
+    permission::allow_for(context, principal, action, owner)?;
     Ok(owner)
 }
 
 /// Checks the form of a direct message; without it there is no message at all. The recipient `TO_ADMINS` is
 /// accepted only for messages from here: other coordinators name a key.
-fn check_form(letter: &DirectMessage, foreign: bool) -> Result<()> {
+fn check_form(message: &DirectMessage, foreign: bool) -> Result<()> {
     let mut violations = model::Violations::new();
     let keys =
-        [("origin.coordinator", &letter.origin.coordinator), ("from", &letter.from), ("to", &letter.to)];
+        [("origin.coordinator", &message.origin.coordinator), ("from", &message.from), ("to", &message.to)];
     for (field, key) in keys {
         let is_for_admins = field == "to" && !foreign && key == TO_ADMINS;
         if !is_for_admins && !is_key(key) {
             violations.add(format!("letter_json.{field}"), "a key is written as 64 lower-case hex digits");
         }
     }
-    if letter.message_type == MessageType::Job {
+    if message.message_type == MessageType::Job {
         violations.add("letter_json.type", "chat or mail");
     }
-    if let Err(hidden) = model::printable::check_line(&letter.topic) {
+    if let Err(hidden) = model::printable::check_line(&message.topic) {
         violations.add("letter_json.topic", hidden);
     }
     Ok(violations.into_result(Some(()))?)
 }
 
-fn too_large(letter: &DirectMessage) -> Option<String> {
-    let (bytes, chars) = (letter.text.len(), letter.topic.chars().count());
-    let signature = letter.signature.as_ref().map_or(0, String::len);
+fn too_large(message: &DirectMessage) -> Option<String> {
+    let (bytes, chars) = (message.text.len(), message.topic.chars().count());
+    let signature = message.signature.as_ref().map_or(0, String::len);
     for (what, max, count) in [
         ("a text has at most {} bytes", limits::MESSAGE_TEXT_BYTES_MAX, bytes),
         ("a topic has at most {} characters", limits::MESSAGE_TOPIC_CHARS_MAX, chars),
@@ -503,13 +503,13 @@ fn too_large(letter: &DirectMessage) -> Option<String> {
 }
 
 fn refusal_of(
-    letter: &DirectMessage,
+    message: &DirectMessage,
     context: &Context,
     is_signed: bool,
     now: Timestamp,
 ) -> Option<(MailRefusalReason, String)> {
-    if letter.expires_at <= now {
-        let detail = format!("it had to arrive until {}", letter.expires_at.rfc3339());
+    if message.expires_at <= now {
+        let detail = format!("it had to arrive until {}", message.expires_at.rfc3339());
         return Some((MailRefusalReason::Expired, detail));
     }
     if context.settings.require_signed_messages && !is_signed {
@@ -525,9 +525,9 @@ async fn deliver(
     delivery: InboxDelivery<'_>,
     now: Timestamp,
 ) -> Result<MailAcceptance> {
-    let InboxDelivery { letter, foreign, signed, recipients, refusal } = delivery;
+    let InboxDelivery { message, foreign, signed, recipients, refusal } = delivery;
     let keys = &tenant.keys;
-    let mut touched = vec![keys.msg_in(), tenant.letters.clone(), keys.seen(mark_of(&letter.origin))];
+    let mut touched = vec![keys.msg_in(), tenant.letters.clone(), keys.seen(mark_of(&message.origin))];
     let verified = signed.is_some();
     // The same signed text is the same message, whichever coordinator sends it.
     touched.extend(signed.map(|(signer, id)| keys.seen(BlobHash::of(format!("{signer} {id}").as_bytes()))));
@@ -536,7 +536,7 @@ async fn deliver(
     // Each copy is addressed to the owner of its inbox.
     let posting =
         DirectMessageMetadata { context: context.id, to: "", addresses: &[], timeout_ack_secs: 0, verified };
-    let written = record::message_record::write_received(letter, &posting, foreign, now);
+    let written = record::message_record::write_received(message, &posting, foreign, now);
     let change = tenant
         .begin(&scripts::ACCEPT_LETTER, &touched, Some(context.uid), now)
         .named(kv::named![
@@ -544,7 +544,9 @@ async fn deliver(
             recipients: &inboxes.join(" "),
             refusal: refusal.as_ref().map_or("", |(reason, _)| reason.as_str()),
             prefix: keys.prefix(),
-            bytes: letter.text.len() + letter.topic.len() + letter.signature.as_ref().map_or(0, String::len),
+            bytes: message.text.len()
+                + message.topic.len()
+                + message.signature.as_ref().map_or(0, String::len),
             msg_in_max: limits::MSG_IN_MAX,
             seen_secs: limits::LETTER_SEEN_SECS,
         ])

@@ -74,8 +74,8 @@ impl Store {
     ) -> Result<(Arc<TenantStore>, Context, MessageRecord)> {
         let (tenant, context, mut answers) = self
             .read(context, RequestPrincipal::Service, |tenant, pipeline| {
-                let ask = Cmd::new("HMGET").arg(&tenant.keys.message(key.caller, key.id));
-                pipeline.cmd(ask.args(record::message_record::fields(extent).iter().copied()));
+                let query = Cmd::new("HMGET").arg(&tenant.keys.message(key.caller, key.id));
+                pipeline.cmd(query.args(record::message_record::fields(extent).iter().copied()));
             })
             .await?;
         let message = record::message_record::read(key, extent, answers.pop().unwrap_or(Value::Nil))?;
@@ -198,8 +198,8 @@ impl MessageListSource {
         let max = at.map_or_else(|| "+inf".to_owned(), |at| at.score.to_string());
         let (mut found, mut offset) = (Vec::new(), 0);
         loop {
-            let ask = Cmd::new("ZREVRANGEBYSCORE").arg(index).arg(&max).arg("-inf").arg("WITHSCORES");
-            let members = scored(tenant.connection.cmd(ask.arg("LIMIT").arg(offset).arg(count)).await?)?;
+            let query = Cmd::new("ZREVRANGEBYSCORE").arg(index).arg(&max).arg("-inf").arg("WITHSCORES");
+            let members = scored(tenant.connection.cmd(query.arg("LIMIT").arg(offset).arg(count)).await?)?;
             offset += members.len();
             let is_last = members.len() < count;
             // Messages of one change have the same score.
@@ -242,8 +242,8 @@ async fn messages_of(tenant: &TenantStore, flow: FlowId) -> Result<Vec<MessageLi
     let index = tenant.keys.flow_messages(flow);
     let (mut places, mut cursor) = (Vec::new(), "0".to_owned());
     loop {
-        let ask = Cmd::new("SSCAN").arg(&index).arg(&cursor).arg("COUNT").arg(SCAN_COUNT);
-        let [next, members] = tenant.connection.cmd(ask).await?.tuple()?;
+        let query = Cmd::new("SSCAN").arg(&index).arg(&cursor).arg("COUNT").arg(SCAN_COUNT);
+        let [next, members] = tenant.connection.cmd(query).await?.tuple()?;
         for member in members.texts()? {
             if let Some(key) = key_of(tenant, &member) {
                 places.push(MessageListPosition { score: key.id.0.into(), member });

@@ -285,8 +285,8 @@ impl Store {
             .read(context, RequestPrincipal::Actor(actor), |tenant, pipeline| {
                 if let Some(request) = request {
                     let key = tenant.keys.request(actor, &request.id);
-                    let ask = Cmd::new("HMGET").arg(&key).arg("hash").arg("caller_id").arg("message_id");
-                    pipeline.cmd(ask);
+                    let query = Cmd::new("HMGET").arg(&key).arg("hash").arg("caller_id").arg("message_id");
+                    pipeline.cmd(query);
                 }
             })
             .await?;
@@ -307,9 +307,9 @@ impl Store {
         key: MessageKey,
         extent: MessageProjection,
     ) -> Result<MessageRecord> {
-        let ask = Cmd::new("HMGET").arg(&tenant.keys.message(key.caller, key.id));
+        let query = Cmd::new("HMGET").arg(&tenant.keys.message(key.caller, key.id));
         let value =
-            tenant.connection.cmd(ask.args(record::message_record::fields(extent).iter().copied())).await?;
+            tenant.connection.cmd(query.args(record::message_record::fields(extent).iter().copied())).await?;
         record::message_record::read(key, extent, value)?.ok_or_else(|| Error::NotFound(message_key(key)))
     }
 }
@@ -329,11 +329,11 @@ fn signed(
     // The signature does not cover the sending context.
     let nowhere = ContextUid(Uid::from_bits(0));
     let check = |from: &str| {
-        let letter = DirectMessage {
+        let message = DirectMessage {
             from: from.to_owned(),
-            ..letter_of(new, &addressed, origin_of(nowhere, sender.id), now)
+            ..direct_message_of(new, &addressed, origin_of(nowhere, sender.id), now)
         };
-        envelope::actor::check_direct_message(&letter, now)
+        envelope::actor::check_direct_message(&message, now)
     };
     let former = sender.keys_at(now).into_iter().filter(|key| **key != addressed.from);
     let mut checked = check(&addressed.from);
@@ -371,7 +371,7 @@ pub(crate) fn origin_of(context_uid: ContextUid, caller: ActorId) -> DirectMessa
     }
 }
 
-pub(crate) fn letter_of(
+pub(crate) fn direct_message_of(
     new: &NewDirectMessage,
     addressed: &MessageAddressing,
     origin: DirectMessageOrigin,
@@ -413,13 +413,13 @@ impl DirectMessageWrite<'_> {
         now: Timestamp,
     ) -> Result<MessageId> {
         let Self { actor, request, caller, new, addressed } = self;
-        let mut letter = letter_of(new, &addressed, origin_of(context.uid, caller), now);
-        let router = routers.pick_for_letter(context.id);
-        let asked = request.map(|request| tenant.keys.request(actor, &request.id));
+        let mut message = direct_message_of(new, &addressed, origin_of(context.uid, caller), now);
+        let router = routers.pick_for_direct_message(context.id);
+        let request_key = request.map(|request| tenant.keys.request(actor, &request.id));
         let mut touched = scripts::PUBLISH_LETTER
             .keys([("letters", &tenant.letters), ("out", &tenant.msg_out), ("held", &tenant.held)])
             .to_vec();
-        touched.extend(asked.as_deref());
+        touched.extend(request_key.as_deref());
         let posting = DirectMessageMetadata {
             context: context.id,
             to: &new.to.to_string(),
@@ -427,14 +427,14 @@ impl DirectMessageWrite<'_> {
             timeout_ack_secs: new.timeout_secs(),
             verified: addressed.verified,
         };
-        let deed = AuditRecord::of(
+        let audit_record = AuditRecord::of(
             Some(actor),
             ContextAction::SendMessage,
             format_args!("message of actor {caller}"),
         );
-        let deed = deed.with_request_id(request);
+        let audit_record = audit_record.with_request_id(request);
         let change = tenant
-            .begin_by(Some(&deed), &scripts::PUBLISH_LETTER, &touched, Some(context.uid), now)
+            .begin_by(Some(&audit_record), &scripts::PUBLISH_LETTER, &touched, Some(context.uid), now)
             .named(kv::named![
                 context_revision: context.revision.0,
                 caller: caller.0,
@@ -444,7 +444,7 @@ impl DirectMessageWrite<'_> {
                 request_hash: hash_of(request),
                 request_secs: limits::REQUEST_ID_KEEP_SECS,
             ])
-            .args(record::message_record::write_sent(&letter, &posting, now).args());
+            .args(record::message_record::write_sent(&message, &posting, now).args());
         let read = |value: Value| {
             let [id, revision] = value.tuple()?;
             let revision = revision.uint()?;
@@ -455,8 +455,8 @@ impl DirectMessageWrite<'_> {
         service::crash_point("storage.publish.after");
         let id = MessageId(id);
         if let Some(router) = router.filter(|_| is_new) {
-            letter.origin.message_id = id;
-            let body = RoutedMessage::letter(&letter, addressed.addresses);
+            message.origin.message_id = id;
+            let body = RoutedMessage::direct_message(&message, addressed.addresses);
             let key = MessageKey { caller, id };
             routers.hand(
                 &router,

@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn wishes_of_many_flows_go_together() {
+    async fn notices_of_many_flows_go_together() {
         let (sender, mut queue) = mpsc::channel(FORGETS_MAX);
         let last = u32::try_from(JOBS_FORGET_MAX).expect("small");
         for job in 0..=last {

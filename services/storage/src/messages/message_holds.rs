@@ -97,9 +97,9 @@ impl Store {
         router: &str,
         now: Timestamp,
     ) -> Result<(Vec<RouterHeldMessage>, bool)> {
-        let ask =
+        let query =
             Cmd::new("LRANGE").arg(&tenant.msg_out).arg(-i64::try_from(MESSAGES_MAX).unwrap_or(1)).arg(-1);
-        let mut seen = MessageListEntry::list(tenant, tenant.connection.cmd(ask).await?)?;
+        let mut seen = MessageListEntry::list(tenant, tenant.connection.cmd(query).await?)?;
         if seen.is_empty() {
             return Ok((Vec::new(), false));
         }
@@ -143,8 +143,8 @@ impl Store {
         router: &str,
         now: Timestamp,
     ) -> Result<Vec<RouterHeldMessage>> {
-        let ask = Cmd::new("ZRANGEBYSCORE").arg(&tenant.held).arg("-inf").arg(&now.to_string());
-        let seen = tenant.connection.cmd(ask.arg("LIMIT").arg(0).arg(MESSAGES_MAX)).await?;
+        let query = Cmd::new("ZRANGEBYSCORE").arg(&tenant.held).arg("-inf").arg(&now.to_string());
+        let seen = tenant.connection.cmd(query.arg("LIMIT").arg(0).arg(MESSAGES_MAX)).await?;
         self.take_held((tenant, router), &MessageListEntry::list(tenant, seen)?, Some(now), now).await
     }
 

@@ -15,7 +15,7 @@ use model::{
 };
 
 use crate::error::{Error, Result};
-use crate::mail::outgoing::{DirectMessageRecipient, NewDirectMessage, letter_of, origin_of};
+use crate::mail::outgoing::{DirectMessageRecipient, NewDirectMessage, direct_message_of, origin_of};
 use crate::record::message_record::{DirectMessageMetadata, write_sent};
 use crate::record::routed_message::{RawJobs, RoutedMessage, RoutedMessagePayload};
 use crate::record::{FieldWriter, RecordFields};
@@ -88,9 +88,9 @@ impl Store {
         let message_type = parse(fields, "message_type", &mut violations).unwrap_or(MessageType::Job);
         let timeout_ack_secs = timeout_ack(fields, &mut violations);
         if message_type != MessageType::Job {
-            let new = read_letter(fields, message_type, timeout_ack_secs, &mut violations);
+            let new = read_direct_message(fields, message_type, timeout_ack_secs, &mut violations);
             let new = violations.into_result(new)?;
-            return self.letter(context, key, &new, now).await;
+            return self.direct_message(context, key, &new, now).await;
         }
         if timeout_ack_secs > limits::LETTER_TIMEOUT_SECS_MAX {
             let max = limits::LETTER_TIMEOUT_SECS_MAX;
@@ -121,7 +121,7 @@ impl Store {
         Ok((RoutedMessage { kind, timeout_ack_secs, created_at: since }, written))
     }
 
-    async fn letter(
+    async fn direct_message(
         &self,
         context: &Context,
         key: MessageKey,
@@ -132,7 +132,7 @@ impl Store {
         let addressed = self.address(context, key.caller, new, now).await?;
         let mut origin = origin_of(context.uid, key.caller);
         origin.message_id = key.id;
-        let letter = letter_of(new, &addressed, origin, now);
+        let message = direct_message_of(new, &addressed, origin, now);
         let to = new.to.to_string();
         let posting = DirectMessageMetadata {
             context: context.id,
@@ -141,8 +141,8 @@ impl Store {
             timeout_ack_secs: new.timeout_secs(),
             verified: addressed.verified,
         };
-        let written = write_sent(&letter, &posting, now);
-        Ok((RoutedMessage::letter(&letter, addressed.addresses), written))
+        let written = write_sent(&message, &posting, now);
+        Ok((RoutedMessage::direct_message(&message, addressed.addresses), written))
     }
 }
 
@@ -195,7 +195,7 @@ fn timeout_ack(fields: &mut RecordFields, violations: &mut Violations) -> u32 {
     }
 }
 
-fn read_letter(
+fn read_direct_message(
     fields: &mut RecordFields,
     message_type: MessageType,
     timeout_ack_secs: u32,

@@ -207,7 +207,7 @@ impl StorageRouters {
     }
 
     /// Picks a router with room for a direct message of a context, in turns.
-    pub(crate) fn pick_for_letter(&self, context: ContextId) -> Option<Arc<Router>> {
+    pub(crate) fn pick_for_direct_message(&self, context: ContextId) -> Option<Arc<Router>> {
         self.pick_where(|router| router.has_room_for_all_of(context))
     }
 
@@ -247,22 +247,29 @@ mod tests {
         }
     }
 
-    fn letter(context: u32, id: usize) -> RouterHeldMessage {
-        message(context, id, RoutedMessagePayload::Letter { letter: "{}".into(), addresses: Vec::new() })
+    fn direct_message(context: u32, id: usize) -> RouterHeldMessage {
+        message(context, id, RoutedMessagePayload::DirectMessage { json: "{}".into(), addresses: Vec::new() })
     }
 
     #[test]
-    fn letters_that_nobody_takes_are_in_nobodys_way() {
+    fn undelivered_direct_messages_leave_room_for_other_contexts_and_for_nodes() {
         let routers = StorageRouters::default();
         let (router, _queue) = routers.connect("router");
         let [one, other] = [1, 2].map(ContextId);
-        (0..HELD_WHOLE_MAX).for_each(|id| router.send(letter(1, id)));
-        assert!(routers.pick_for_letter(one).is_none() && routers.pick_for_letter(other).is_some());
-        router.send(letter(1, 0));
-        router.forget(one, [letter(1, 0).key, letter(1, 0).key]);
-        assert!(routers.pick_for_letter(one).is_some(), "one has left");
-        (2..12).for_each(|context| (0..HELD_WHOLE_MAX).for_each(|id| router.send(letter(context, id))));
-        assert!(routers.pick_for_letter(ContextId(20)).is_none() && routers.pick().is_some(), "jobs go on");
+        (0..HELD_WHOLE_MAX).for_each(|id| router.send(direct_message(1, id)));
+        assert!(
+            routers.pick_for_direct_message(one).is_none()
+                && routers.pick_for_direct_message(other).is_some()
+        );
+        router.send(direct_message(1, 0));
+        router.forget(one, [direct_message(1, 0).key, direct_message(1, 0).key]);
+        assert!(routers.pick_for_direct_message(one).is_some(), "one has left");
+        (2..12)
+            .for_each(|context| (0..HELD_WHOLE_MAX).for_each(|id| router.send(direct_message(context, id))));
+        assert!(
+            routers.pick_for_direct_message(ContextId(20)).is_none() && routers.pick().is_some(),
+            "jobs go on"
+        );
 
         let nodes = |id| {
             message(

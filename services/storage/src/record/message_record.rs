@@ -121,8 +121,8 @@ pub(crate) struct MessageRecord {
 impl MessageRecord {
     /// Returns the actor of this coordinator that the message is for; nothing for a runner record or an actor elsewhere.
     pub(crate) fn recipient(&self) -> Option<ActorId> {
-        let is_letter = self.message_type != MessageType::Job;
-        self.to.parse().ok().filter(|id| is_letter && *id != ActorId(0))
+        let is_direct_message = self.message_type != MessageType::Job;
+        self.to.parse().ok().filter(|id| is_direct_message && *id != ActorId(0))
     }
 
     /// Returns true if the message is `actor`'s own. A received copy belongs to its recipient, a sent message to its sender.
@@ -222,13 +222,13 @@ pub(crate) struct DirectMessageMetadata<'a> {
 
 /// Fields written for a direct message that leaves, but for its number, its router and the revision.
 pub(crate) fn write_sent(
-    letter: &DirectMessage,
+    message: &DirectMessage,
     posting: &DirectMessageMetadata<'_>,
     now: Timestamp,
 ) -> FieldWriter {
-    let mut written = write(letter, posting, now);
+    let mut written = write(message, posting, now);
     written
-        .text("caller_id", letter.origin.caller_id)
+        .text("caller_id", message.origin.caller_id)
         .text("origin", "")
         .text("status", MessageStatus::Dispatched)
         .text("transport_status", TransportStatus::Queued);
@@ -237,23 +237,23 @@ pub(crate) fn write_sent(
 
 /// Fields written for a direct message that has arrived, but for its number and the revision.
 pub(crate) fn write_received(
-    letter: &DirectMessage,
+    message: &DirectMessage,
     posting: &DirectMessageMetadata<'_>,
     foreign: bool,
     now: Timestamp,
 ) -> FieldWriter {
-    let mut written = write(letter, posting, now);
+    let mut written = write(message, posting, now);
     written
         .text("caller_id", 0)
         .text("router", "")
-        .json("origin", &letter.origin)
+        .json("origin", &message.origin)
         .text("foreign", foreign)
         .text("status", MessageStatus::Acknowledged)
         .text("transport_status", TransportStatus::Delivered);
     written
 }
 
-fn write(letter: &DirectMessage, posting: &DirectMessageMetadata<'_>, now: Timestamp) -> FieldWriter {
+fn write(message: &DirectMessage, posting: &DirectMessageMetadata<'_>, now: Timestamp) -> FieldWriter {
     let DirectMessage {
         origin: _,
         from,
@@ -266,7 +266,7 @@ fn write(letter: &DirectMessage, posting: &DirectMessageMetadata<'_>, now: Times
         created_at,
         expires_at,
         signature,
-    } = letter;
+    } = message;
     let DirectMessageMetadata { context, to: written_to, addresses, timeout_ack_secs, verified } = posting;
     let mut written = FieldWriter::default();
     written

@@ -82,9 +82,9 @@ pub(crate) enum RoutedMessagePayload {
         nodes: Vec<Bytes>,
     },
     /// Chat or mail.
-    Letter {
+    DirectMessage {
         /// The [`DirectMessage`] as JSON.
-        letter: Bytes,
+        json: Bytes,
         /// Where its recipient is reached, in the order in which that is tried; empty: here.
         addresses: Vec<String>,
     },
@@ -117,13 +117,13 @@ pub(crate) enum ParsedMessageRecord {
 
 impl RoutedMessage {
     /// Creates the body of a direct message for these addresses.
-    pub(crate) fn letter(letter: &DirectMessage, addresses: Vec<String>) -> Self {
-        let json = serde_json::to_vec(letter).expect("a letter is plain texts and numbers");
-        let secs = letter.expires_at.since(letter.created_at).as_secs();
+    pub(crate) fn direct_message(message: &DirectMessage, addresses: Vec<String>) -> Self {
+        let json = serde_json::to_vec(message).expect("a direct message is plain texts and numbers");
+        let secs = message.expires_at.since(message.created_at).as_secs();
         Self {
-            kind: RoutedMessagePayload::Letter { letter: json.into(), addresses },
+            kind: RoutedMessagePayload::DirectMessage { json: json.into(), addresses },
             timeout_ack_secs: u32::try_from(secs).unwrap_or(u32::MAX),
-            created_at: letter.created_at,
+            created_at: message.created_at,
         }
     }
 
@@ -143,7 +143,7 @@ impl RoutedMessage {
     pub(crate) fn bytes(&self) -> usize {
         match &self.kind {
             RoutedMessagePayload::Nodes { nodes, .. } => nodes.iter().map(Bytes::len).sum(),
-            RoutedMessagePayload::Letter { letter, .. } => letter.len(),
+            RoutedMessagePayload::DirectMessage { json, .. } => json.len(),
             RoutedMessagePayload::Jobs(jobs) => jobs.bytes,
         }
     }
@@ -164,7 +164,7 @@ pub(crate) fn read(
     let found = if fields.has("open") {
         ParsedMessageRecord::Body(read_nodes(&mut fields)?)
     } else if fields.has("recipient") {
-        ParsedMessageRecord::Body(read_letter(&mut fields, key, context)?)
+        ParsedMessageRecord::Body(read_direct_message(&mut fields, key, context)?)
     } else {
         ParsedMessageRecord::Raw(fields)
     };
@@ -199,7 +199,7 @@ fn job_of(node: &[u8]) -> Option<String> {
     Some(key.job.to_string())
 }
 
-fn read_letter(
+fn read_direct_message(
     fields: &mut RecordFields,
     key: MessageKey,
     context_uid: ContextUid,
@@ -211,7 +211,7 @@ fn read_letter(
         None => created_at + Duration::from_secs(timeout.into()),
     };
     let addresses = fields.json("addresses")?;
-    let letter = DirectMessage {
+    let message = DirectMessage {
         origin: DirectMessageOrigin {
             // The gateway fills this in: it has the key.
             coordinator: String::new(),
@@ -230,7 +230,7 @@ fn read_letter(
         topic: fields.text("topic"),
         text: fields.text("message"),
     };
-    Ok(RoutedMessage::letter(&letter, addresses))
+    Ok(RoutedMessage::direct_message(&message, addresses))
 }
 
 /// Builds the field `job_keys`: the keys of the executions, separated by spaces, for lists of messages without the executions

@@ -393,8 +393,8 @@ pub(super) fn node_filter(
         request;
     let mut violations = Violations::new();
     if job_ids.len() > limits::PAGE_SIZE_MAX as usize {
-        let (max, asked) = (limits::PAGE_SIZE_MAX, job_ids.len());
-        violations.add("job_ids", format!("at most {max}, not {asked}"));
+        let (max, requested) = (limits::PAGE_SIZE_MAX, job_ids.len());
+        violations.add("job_ids", format!("at most {max}, not {requested}"));
     }
     let state = |number: i32| enums::node_state_from_wire(number).ok_or("unknown state");
     let states = violations.take("states", states.into_iter().map(state).collect::<Result<_, _>>());

@@ -124,8 +124,7 @@ impl FlowStoreService for StorageRpc {
         request: Request<wire::AddNodesRequest>,
     ) -> Result<Response<wire::AddNodesResponse>, Status> {
         let (place, nodes, asker, filling) = flow_parse::filling(request.into_inner())?;
-        let asked = (asker, filling.as_ref());
-        self.hub.store().add_nodes(place, &nodes, asked, Timestamp::now()).await?;
+        self.hub.store().add_nodes(place, &nodes, (asker, filling.as_ref()), Timestamp::now()).await?;
         Ok(Response::new(wire::AddNodesResponse {}))
     }
 
@@ -150,8 +149,8 @@ impl FlowStoreService for StorageRpc {
         };
         let (place, asker) =
             ((ContextId(context_id), flow.id, flow.uid), RequestPrincipal::from_wire(on_behalf_of));
-        let asked = (asker, repeatable.as_ref());
-        let started = self.hub.store().start_flow(place, owner, asked, Timestamp::now());
+        let by = (asker, repeatable.as_ref());
+        let started = self.hub.store().start_flow(place, owner, by, Timestamp::now());
         let (flow, signals) = started.await?;
         Ok(Response::new(wire::StartFlowResponse { flow: Some(record(flow)), signals }))
     }
@@ -281,7 +280,8 @@ impl FlowStoreService for StorageRpc {
         let (out, answers) = mpsc::channel(OUT_BUFFER);
         // The hello is awaited in the task: its sender may want to see the answer's beginning first.
         tokio::spawn(flow_streams::join(self.clone(), request.into_inner(), out));
-        let answers = ReceiverStream::new(answers).map(|news| Ok(flow_streams::news_to_wire(news?)));
+        let answers =
+            ReceiverStream::new(answers).map(|event| Ok(flow_streams::replica_event_to_wire(event?)));
         Ok(Response::new(self.until_stop(answers)))
     }
 

@@ -8,7 +8,7 @@ use futures_util::stream::FuturesUnordered;
 use keys::FlowRef;
 use model::{ContextId, ContextUid, FlowUid, Timestamp, limits};
 use proto::internal::v1 as wire;
-use proto::internal::v1::join_response::News as WireNews;
+use proto::internal::v1::join_response::News as WireEvent;
 use tokio::sync::mpsc;
 use tonic::{Status, Streaming};
 
@@ -201,7 +201,7 @@ async fn serve_replica(
     };
     let mut joining = ReplicaSession::begin(&rpc.hub, &rpc.replicas, flow_parse::hello(first)?, out).await?;
     let (sender, mut beats) = mpsc::channel(BEATS_MAX);
-    let hearing = async {
+    let receiving = async {
         loop {
             let beat = match requests.message().await {
                 Ok(Some(wire::JoinRequest { hello: None })) => ReplicaHeartbeat::Alive,
@@ -218,21 +218,21 @@ async fn serve_replica(
     };
     tokio::select! {
         ended = joining.run(&mut beats) => ended,
-        broken = hearing => broken,
+        broken = receiving => broken,
     }
 }
 
 /// Converts an event for a replica to its wire form.
-pub(super) fn news_to_wire(news: ReplicaEvent) -> wire::JoinResponse {
-    let news = match news {
+pub(super) fn replica_event_to_wire(event: ReplicaEvent) -> wire::JoinResponse {
+    let event = match event {
         ReplicaEvent::Replicas(live) => {
-            WireNews::Replicas(wire::Replicas { names: live.keys().cloned().collect() })
+            WireEvent::Replicas(wire::Replicas { names: live.keys().cloned().collect() })
         }
         ReplicaEvent::Touched(flows) => {
             let flows = flows.into_iter().map(|(context, flow)| active(context, flow, 0)).collect();
-            WireNews::Touched(wire::TouchedFlows { flows })
+            WireEvent::Touched(wire::TouchedFlows { flows })
         }
-        ReplicaEvent::Resync => WireNews::Resync(wire::Resync {}),
+        ReplicaEvent::Resync => WireEvent::Resync(wire::Resync {}),
     };
-    wire::JoinResponse { news: Some(news) }
+    wire::JoinResponse { news: Some(event) }
 }

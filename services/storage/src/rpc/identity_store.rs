@@ -126,11 +126,11 @@ impl IdentityStoreService for StorageRpc {
         &self,
         _: Request<WatchIdentitiesRequest>,
     ) -> Result<Response<Self::WatchIdentitiesStream>, Status> {
-        let news = self.hub.identity_changes();
-        if !self.hub.hears_all() {
+        let changes = self.hub.identity_changes();
+        if !self.hub.receives_all() {
             return Err(missed());
         }
-        Ok(Response::new(self.until_stop(watch(news))))
+        Ok(Response::new(self.until_stop(watch(changes))))
     }
 }
 
@@ -157,8 +157,8 @@ fn intent(mut request: AuthorizeRequest) -> Result<Intent, Error> {
         violations.add("on_behalf_of", "this is decided for actors only");
     }
     let action = violations.take("permission", action_of(permission).ok_or("no permission that there is"));
-    let is_word = method.bytes().all(|byte| byte.is_ascii_alphanumeric());
-    if !is_word || !(1..=METHOD_CHARS_MAX).contains(&method.len()) {
+    let is_alphanumeric = method.bytes().all(|byte| byte.is_ascii_alphanumeric());
+    if !is_alphanumeric || !(1..=METHOD_CHARS_MAX).contains(&method.len()) {
         violations.add("method", format!("1 to {METHOD_CHARS_MAX} letters and digits"));
     }
     if resource.chars().any(char::is_control) || !(1..=RESOURCE_BYTES_MAX).contains(&resource.len()) {
@@ -189,22 +189,22 @@ const fn action_of(permission: SagaPermission) -> Option<ContextAction> {
 
 /// Watches changes of identities: begins with all of them, and ends when one may be missed.
 fn watch(
-    news: IdentityChangeFeed,
+    changes: IdentityChangeFeed,
 ) -> impl futures_util::Stream<Item = Result<WatchIdentitiesResponse, Status>> + Send + 'static {
     let first = Some(Changed::Everything(true));
-    stream::unfold(Some((news, first)), |watch| async move {
-        let (mut news, first) = watch?;
+    stream::unfold(Some((changes, first)), |watch| async move {
+        let (mut changes, first) = watch?;
         if first.is_some() {
-            return Some((Ok(WatchIdentitiesResponse { changed: first }), Some((news, None))));
+            return Some((Ok(WatchIdentitiesResponse { changed: first }), Some((changes, None))));
         }
-        let changed = match tokio::time::timeout(HEARTBEAT, news.next()).await {
+        let changed = match tokio::time::timeout(HEARTBEAT, changes.next()).await {
             Err(_) => None,
             Ok(Some(DirectoryInvalidation::FeedRestored)) => Some(Changed::Everything(true)),
             Ok(Some(DirectoryInvalidation::Actor(id))) => Some(Changed::ActorId(id.0)),
             Ok(Some(DirectoryInvalidation::Context(id))) => Some(Changed::ContextId(id.0)),
             Ok(Some(DirectoryInvalidation::FeedLost) | None) => return Some((Err(missed()), None)),
         };
-        Some((Ok(WatchIdentitiesResponse { changed }), Some((news, None))))
+        Some((Ok(WatchIdentitiesResponse { changed }), Some((changes, None))))
     })
 }
 
@@ -225,10 +225,10 @@ fn key_to_wire(key: &ActorVerifyingKey) -> proto::v1::ActorKey {
 /// Invalidates changed identities, until `stop`.
 pub(crate) async fn invalidate_identities(
     identities: Identities,
-    mut news: IdentityChangeFeed,
+    mut changes: IdentityChangeFeed,
     stop: CancellationToken,
 ) {
-    while let Some(Some(changed)) = stop.run_until_cancelled(news.next()).await {
+    while let Some(Some(changed)) = stop.run_until_cancelled(changes.next()).await {
         identities.invalidate(changed);
     }
     identities.invalidate(DirectoryInvalidation::FeedLost);

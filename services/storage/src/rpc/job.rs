@@ -158,13 +158,13 @@ impl JobService for StorageRpc {
         while let Some(piece) = next {
             let size = bytes.len() + piece.data.len();
             if piece.data.len() > BLOB_CHUNK_BYTES {
-                let asked = piece.data.len() as u64;
+                let requested = piece.data.len() as u64;
                 let max = BLOB_CHUNK_BYTES as u64;
-                return Err(Error::Limit { limit: "bytes of a piece", max, asked }.into());
+                return Err(Error::Limit { limit: "bytes of a piece", max, requested }.into());
             }
             if size > FILE_BYTES_MAX {
                 let max = FILE_BYTES_MAX as u64;
-                return Err(Error::Limit { limit: "bytes of a blob", max, asked: size as u64 }.into());
+                return Err(Error::Limit { limit: "bytes of a blob", max, requested: size as u64 }.into());
             }
             bytes.extend_from_slice(&piece.data);
             next = upload.next(&mut pieces).await?;
@@ -173,8 +173,8 @@ impl JobService for StorageRpc {
             return Err(Error::field("sha256", "the bytes have another hash").into());
         }
         let object = format!("blob {}", BlobHash::of(&bytes));
-        let deed = AuditRecord::of(Some(actor), ContextAction::PutBlob, object);
-        let blob = store.put_blob(context, &bytes, &deed, Timestamp::now()).await?;
+        let audit_record = AuditRecord::of(Some(actor), ContextAction::PutBlob, object);
+        let blob = store.put_blob(context, &bytes, &audit_record, Timestamp::now()).await?;
         Ok(Response::new(v1::PutBlobResponse { blob: Some(blob_to_wire(&blob)) }))
     }
 

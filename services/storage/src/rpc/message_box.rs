@@ -206,9 +206,9 @@ impl MessageBoxService for StorageRpc {
         request: Request<wire::AcceptLetterRequest>,
     ) -> Result<Response<wire::AcceptLetterResponse>, Status> {
         let wire::AcceptLetterRequest { letter_json, verified, foreign } = request.into_inner();
-        let letter: DirectMessage = field("letter_json", serde_json::from_slice(&letter_json))?;
-        let arrival = IncomingDirectMessage { letter, verified, foreign };
-        let answer = match self.hub.store().accept_letter(&arrival, Timestamp::now()).await? {
+        let message: DirectMessage = field("letter_json", serde_json::from_slice(&letter_json))?;
+        let arrival = IncomingDirectMessage { message, verified, foreign };
+        let answer = match self.hub.store().accept_direct_message(&arrival, Timestamp::now()).await? {
             MailAcceptance::Kept { key, duplicate } => {
                 wire::AcceptLetterResponse { message_key: key, duplicate, ..Default::default() }
             }

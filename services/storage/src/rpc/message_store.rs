@@ -224,8 +224,8 @@ fn to_wire(message: RouterHeldMessage) -> HeldMessage {
         routed_message::RoutedMessagePayload::Nodes { flow, runner, nodes } => {
             HeldMessage { flow_id: flow.0, runner_id: runner.0, nodes, ..held }
         }
-        routed_message::RoutedMessagePayload::Letter { letter, addresses } => {
-            HeldMessage { kind: Some(Kind::Letter(HeldLetter { letter_json: letter, addresses })), ..held }
+        routed_message::RoutedMessagePayload::DirectMessage { json, addresses } => {
+            HeldMessage { kind: Some(Kind::Letter(HeldLetter { letter_json: json, addresses })), ..held }
         }
         routed_message::RoutedMessagePayload::Jobs(jobs) => {
             let jobs = raw_jobs::to_wire(*jobs, context, &held.message_key);

@@ -68,8 +68,8 @@ impl RunnerStoreService for StorageRpc {
         let body = ChangeRunnerRequest { change, on_behalf_of: 0 };
         let mut violations = Violations::new();
         let repeatable = request_of(&request_id, &body, &mut violations);
-        let asked = body.change.ok_or_else(|| Error::field("change", "missing"))?;
-        let parsed = violations.absorb(parse(asked));
+        let change = body.change.ok_or_else(|| Error::field("change", "missing"))?;
+        let parsed = violations.absorb(parse(change));
         if let Some(ParsedRunnerChange { change: RunnerChange::Update(update), .. }) = &parsed {
             self.check_address("address", Some(&update.address), &mut violations);
         }

@@ -41,15 +41,17 @@ impl From<Error> for ::rpc::Error {
             Error::TooSlow { resume } => {
                 new(ErrorKind::ResourceExhausted, RpcReason::SlowConsumer).with("resume_position", resume)
             }
-            Error::Limit { limit, max, asked } => new(ErrorKind::ResourceExhausted, RpcReason::LimitExceeded)
-                .with("limit", limit)
-                .with("max", max)
-                .with("asked", asked),
-            Error::Quota { quota, max, asked } => {
+            Error::Limit { limit, max, requested } => {
+                new(ErrorKind::ResourceExhausted, RpcReason::LimitExceeded)
+                    .with("limit", limit)
+                    .with("max", max)
+                    .with("asked", requested)
+            }
+            Error::Quota { quota, max, requested } => {
                 let full = new(ErrorKind::ResourceExhausted, RpcReason::LimitExceeded)
                     .with("limit", quota.name())
                     .with("max", max)
-                    .with("asked", asked);
+                    .with("asked", requested);
                 match quota.retry_after() {
                     Some(delay) => full.retry_after(delay),
                     None => full,

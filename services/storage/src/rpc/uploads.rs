@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_gets_all_of_the_room() {
+    fn no_actor_and_no_context_gets_all_of_the_room() {
         let uploads = BlobUploadLimiter::default();
         let begin = |context, actor| uploads.acquire(ContextId(context), ActorId(actor));
         let mut held: Vec<BlobUploadPermit> = Vec::new();
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn whoever_sends_nothing_is_not_waited_for() {
+    async fn a_sender_of_nothing_is_not_waited_for() {
         let upload = BlobUploadLimiter::default().acquire(ContextId(1), ActorId(1)).expect("there is room");
         let began = Instant::now();
         let mut silent = stream::pending::<Result<(), Status>>();
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn whoever_sends_hardly_anything_is_not_waited_for() {
+    async fn a_sender_of_hardly_anything_is_not_waited_for() {
         let upload = BlobUploadLimiter::default().acquire(ContextId(1), ActorId(1)).expect("there is room");
         let began = Instant::now();
         let pause = Duration::from_secs(PIECE_SECS_MAX - 1);

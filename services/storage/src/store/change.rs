@@ -43,8 +43,8 @@ impl StoreChange {
     }
 
     /// Adds the random bits as scripts write them, followed by the audit record if a principal requested the change.
-    fn with_bits(self, deed: Option<&AuditRecord>) -> Self {
-        let bits = format!("{:016x}{}", self.bits, deed.map(AuditRecord::json).unwrap_or_default());
+    fn with_bits(self, audit_record: Option<&AuditRecord>) -> Self {
+        let bits = format!("{:016x}{}", self.bits, audit_record.map(AuditRecord::json).unwrap_or_default());
         self.arg(&bits)
     }
 
@@ -60,10 +60,10 @@ impl Store {
         self.begin_global_by(None, script, keys, now)
     }
 
-    /// Begins a change outside contexts; the script writes `deed`, if there is one, into the audit.
+    /// Begins a change outside contexts; the script appends `audit_record`, if there is one, to the audit.
     pub(crate) fn begin_global_by(
         &self,
-        deed: Option<&AuditRecord>,
+        audit_record: Option<&AuditRecord>,
         script: &'static Script,
         keys: &[&str],
         now: Timestamp,
@@ -74,7 +74,7 @@ impl Store {
         StoreChange::new(script.call(&all), None)
             .arg(&self.0.layout.hint_channel(ContextId(0)))
             .arg(&now.to_string())
-            .with_bits(deed)
+            .with_bits(audit_record)
     }
 
     /// Makes a change outside contexts.
@@ -117,10 +117,10 @@ impl TenantStore {
         self.begin_by(None, script, keys, uid, now)
     }
 
-    /// Begins a change of the context; the script writes `deed`, if there is one, into the audit.
+    /// Begins a change of the context; the script appends `audit_record`, if there is one, to the audit.
     pub(crate) fn begin_by(
         &self,
-        deed: Option<&AuditRecord>,
+        audit_record: Option<&AuditRecord>,
         script: &'static Script,
         keys: &[&str],
         uid: Option<ContextUid>,
@@ -133,7 +133,7 @@ impl TenantStore {
             .arg(&self.hint)
             .arg(&uid.map(|uid| uid.to_string()).unwrap_or_default())
             .arg(&now.to_string())
-            .with_bits(deed)
+            .with_bits(audit_record)
     }
 
     /// Makes a change and gives its script's refusals a meaning.
@@ -142,13 +142,13 @@ impl TenantStore {
         let answer = self.confirmation.call(&self.connection, call).await;
         let answer = answer.map_err(|error| Error::of_script(error, self.id));
         if matches!(answer, Err(Error::StoreWentBack)) {
-            self.tell_went_back();
+            self.report_went_back();
         }
         answer
     }
 
     /// Notifies everyone who relies on changes that Redis has lost, and forgets the position.
-    pub(crate) fn tell_went_back(&self) {
+    pub(crate) fn report_went_back(&self) {
         tracing::error!(context = %self.id, seen = ?self.seen.latest(), "Redis has lost changes");
         self.forget_seen();
         self.went_back.send_modify(|times| *times += 1);

@@ -33,7 +33,7 @@ pub(crate) const BOOTSTRAP: ActorId = ActorId(0);
 
 /// A change of an actor that is about to be made.
 struct ActorRecordUpdate<'a> {
-    deed: AuditRecord,
+    audit_record: AuditRecord,
     asker: Option<ActorId>,
     request: Option<&'a IdempotencyKey>,
     id: ActorId,
@@ -100,15 +100,16 @@ impl Store {
     ) -> Result<(bool, u64)> {
         let keys = self.keys();
         let (record, actors, actor_keys) = (keys.actor(actor.id), keys.actors(), keys.actor_keys());
-        let asked = request.map(|request| keys.request(BOOTSTRAP, &request.id));
+        let request_key = request.map(|request| keys.request(BOOTSTRAP, &request.id));
         let mut touched = scripts::REGISTER_ACTOR
             .keys([("actor", &record), ("actors", &actors), ("actor_keys", &actor_keys)])
             .to_vec();
-        touched.extend(asked.as_deref());
-        let deed = AuditRecord::of(None, ContextAction::RegisterActor, format_args!("actor {}", actor.id))
-            .with_request_id(request);
+        touched.extend(request_key.as_deref());
+        let audit_record =
+            AuditRecord::of(None, ContextAction::RegisterActor, format_args!("actor {}", actor.id))
+                .with_request_id(request);
         let call = self
-            .begin_global_by(Some(&deed), &scripts::REGISTER_ACTOR, &touched, now)
+            .begin_global_by(Some(&audit_record), &scripts::REGISTER_ACTOR, &touched, now)
             .named(kv::named![
                 actor: actor.id.0,
                 request_hash: hash_of(request),
@@ -139,12 +140,20 @@ impl Store {
         }
         let mut fields = FieldWriter::default();
         fields.json("address", address).optional("home_context", *home_context);
-        let deed = AuditRecord::of(asker, ContextAction::UpdateActor, format_args!("actor {id}"))
+        let audit_record = AuditRecord::of(asker, ContextAction::UpdateActor, format_args!("actor {id}"))
             .with_request_id(request);
         let pubkey = self.actor(*id).await?.pubkey;
         let (pubkey, expected, may_be_full) = (&*pubkey, *expected_revision, asker.is_none());
-        let change =
-            ActorRecordUpdate { deed, asker, request, id: *id, pubkey, expected, fields, may_be_full };
+        let change = ActorRecordUpdate {
+            audit_record,
+            asker,
+            request,
+            id: *id,
+            pubkey,
+            expected,
+            fields,
+            may_be_full,
+        };
         self.change_actor(change, now).await?;
         self.actor_ever(*id).await
     }
@@ -178,12 +187,13 @@ impl Store {
                 .text("pubkey", pubkey)
                 .json("keys", &actor.keys)
                 .optional("certificates_not_before", actor.certificates_not_before);
-            let deed = AuditRecord::of(asker, ContextAction::RotateActorKey, format_args!("actor {id}"))
-                .with_request_id(request);
+            let audit_record =
+                AuditRecord::of(asker, ContextAction::RotateActorKey, format_args!("actor {id}"))
+                    .with_request_id(request);
             let expected = Some(actor.revision);
             // Actors change their own keys only so often.
             let change = ActorRecordUpdate {
-                deed,
+                audit_record,
                 asker,
                 request,
                 id: *id,
@@ -214,14 +224,14 @@ impl Store {
         request: Option<&IdempotencyKey>,
         now: Timestamp,
     ) -> Result<()> {
-        let deed = AuditRecord::of(asker, ContextAction::DeleteActor, format_args!("actor {id}"))
+        let audit_record = AuditRecord::of(asker, ContextAction::DeleteActor, format_args!("actor {id}"))
             .with_request_id(request);
         for _ in 0..PERMISSION_TRIES {
             let found = self.actor(id).await;
             // Read after the actor, since a removal records the request together with it.
             if self.was_carried_out(asker, request).await? {
                 // The storage that handled the first request may have died before it removed the roles.
-                return self.remove_roles(id, &deed, now).await;
+                return self.remove_roles(id, &audit_record, now).await;
             }
             let actor = found?;
             check_revision("actor", id, actor.revision, expected_revision)?;
@@ -229,10 +239,10 @@ impl Store {
             if !administered.is_empty() {
                 return Err(Error::LastAdmin { actor: id, contexts: administered });
             }
-            match self.bury(&actor, &deed, asker, request, now).await {
+            match self.bury(&actor, &audit_record, asker, request, now).await {
                 Err(Error::Changed(_) | Error::NotFound(_)) => {}
                 Err(error) => return Err(error),
-                Ok(()) => return self.remove_roles(id, &deed, now).await,
+                Ok(()) => return self.remove_roles(id, &audit_record, now).await,
             }
         }
         Err(Error::Changed(format!("actor {id} changes again and again")))
@@ -240,57 +250,59 @@ impl Store {
 
     /// Finds other actors that have a key of this one. This can no longer happen, but earlier versions allowed it; messages to such
     /// a key go to those actors once this one is removed.
-    async fn heirs(&self, actor: &Actor) -> Result<Vec<(String, ActorId)>> {
+    async fn successors(&self, actor: &Actor) -> Result<Vec<(String, ActorId)>> {
         let keys: BTreeSet<&str> = actor.keys.iter().map(|key| key.key.as_str()).collect();
-        let mut heirs = Vec::new();
+        let mut successors = Vec::new();
         for ids in self.all_actors().await?.chunks(ACTORS_READ) {
             for other in self.read_actors(ids).await?.into_iter().flatten() {
                 if other.id != actor.id && other.deleted_at.is_none() && keys.contains(other.pubkey.as_str())
                 {
-                    heirs.push((other.pubkey, other.id));
+                    successors.push((other.pubkey, other.id));
                 }
             }
         }
-        Ok(heirs)
+        Ok(successors)
     }
 
     async fn bury(
         &self,
         actor: &Actor,
-        deed: &AuditRecord,
+        audit_record: &AuditRecord,
         asker: Option<ActorId>,
         request: Option<&IdempotencyKey>,
         now: Timestamp,
     ) -> Result<()> {
-        let (keys, heirs) = (self.keys(), self.heirs(actor).await?);
-        let heirs: Vec<String> = heirs.into_iter().flat_map(|(key, heir)| [key, heir.to_string()]).collect();
+        let (keys, successors) = (self.keys(), self.successors(actor).await?);
+        let successors: Vec<String> =
+            successors.into_iter().flat_map(|(key, successor)| [key, successor.to_string()]).collect();
         let (record, actors, actor_keys) = (keys.actor(actor.id), keys.actors(), keys.actor_keys());
-        let asked = request.map(|request| keys.request(asker.unwrap_or(BOOTSTRAP), &request.id));
+        let request_key = request.map(|request| keys.request(asker.unwrap_or(BOOTSTRAP), &request.id));
         let mut touched = scripts::DELETE_ACTOR
             .keys([("actor", &record), ("actors", &actors), ("actor_keys", &actor_keys)])
             .to_vec();
-        touched.extend(asked.as_deref());
+        touched.extend(request_key.as_deref());
         let call = self
-            .begin_global_by(Some(deed), &scripts::DELETE_ACTOR, &touched, now)
+            .begin_global_by(Some(audit_record), &scripts::DELETE_ACTOR, &touched, now)
             .named(kv::named![
                 actor: actor.id.0,
                 expected_revision: actor.revision.0,
                 request_hash: hash_of(request),
                 request_secs: limits::REQUEST_ID_KEEP_SECS,
             ])
-            .args(heirs.iter().map(String::as_str));
+            .args(successors.iter().map(String::as_str));
         self.apply_global(call).await.map_err(|error| of_actor(error, actor.id))?;
         Ok(())
     }
 
     async fn change_actor(&self, change: ActorRecordUpdate<'_>, now: Timestamp) -> Result<()> {
-        let ActorRecordUpdate { deed, asker, request, id, pubkey, expected, fields, may_be_full } = change;
+        let ActorRecordUpdate { audit_record, asker, request, id, pubkey, expected, fields, may_be_full } =
+            change;
         let keys = self.keys();
         let mut touched = vec![keys.actor(id), keys.actor_keys()];
         touched.extend(request.map(|request| keys.request(asker.unwrap_or(BOOTSTRAP), &request.id)));
         let touched: Vec<&str> = touched.iter().map(String::as_str).collect();
         let call = self
-            .begin_global_by(Some(&deed), &scripts::CHANGE_ACTOR, &touched, now)
+            .begin_global_by(Some(&audit_record), &scripts::CHANGE_ACTOR, &touched, now)
             .named(kv::named![
                 actor: id.0,
                 expected_revision: &expected.map(|revision| revision.to_string()).unwrap_or_default(),
@@ -380,8 +392,8 @@ fn check_pace(actor: &Actor, now: Timestamp) -> Result<()> {
     // The recent keys are all remembered: keys that expired longest ago are forgotten first.
     let recent = actor.keys.iter().filter(|key| key.not_before + span > now).count();
     if recent >= limits::ACTOR_KEYS_KEPT_MAX {
-        let (max, asked) = (limits::ACTOR_KEYS_KEPT_MAX as u64, recent as u64 + 1);
-        return Err(Error::Limit { limit: "keys that an actor gives itself within 30 days", max, asked });
+        let (max, requested) = (limits::ACTOR_KEYS_KEPT_MAX as u64, recent as u64 + 1);
+        return Err(Error::Limit { limit: "keys that an actor gives itself within 30 days", max, requested });
     }
     Ok(())
 }
@@ -397,8 +409,8 @@ fn rotate(actor: &mut Actor, key: &str, now: Timestamp, overlap: Duration) -> Re
     actor.rotate(key.to_owned(), now, now + overlap);
     let living = actor.keys.iter().filter(|key| !key.is_over(now)).count();
     if living > limits::ACTOR_KEYS_MAX {
-        let (max, asked) = (limits::ACTOR_KEYS_MAX as u64, living as u64);
-        return Err(Error::Limit { limit: "keys of an actor that are in force", max, asked });
+        let (max, requested) = (limits::ACTOR_KEYS_MAX as u64, living as u64);
+        return Err(Error::Limit { limit: "keys of an actor that are in force", max, requested });
     }
     // Keys that expired longest ago are forgotten first.
     while actor.keys.len() > limits::ACTOR_KEYS_KEPT_MAX {

@@ -131,9 +131,9 @@ impl Store {
         let (mut found, mut bytes, mut scanned) = (Vec::new(), 0, 0);
         loop {
             let newest = before.as_ref().map_or_else(|| "+".to_owned(), |id| format!("({id}"));
-            let ask =
+            let query =
                 Cmd::new("XREVRANGE").arg(&key).arg(&newest).arg(&oldest).arg("COUNT").arg(ENTRIES_READ);
-            let entries = connection.cmd(ask).await?.array()?;
+            let entries = connection.cmd(query).await?.array()?;
             let is_last = entries.len() < ENTRIES_READ;
             scanned += entries.len();
             for entry in entries {
@@ -197,11 +197,11 @@ mod tests {
     }
 
     #[test]
-    fn a_deed_names_who_and_what() {
-        let deed = AuditRecord::of(Some(ActorId(7)), ContextAction::DeleteFlow, "flow 3");
+    fn an_audit_record_names_who_and_what() {
+        let audit_record = AuditRecord::of(Some(ActorId(7)), ContextAction::DeleteFlow, "flow 3");
         let json = r#"{"identity":"actor/7","action":"flow.delete","object":"flow 3","request_id":""}"#;
-        assert_eq!(deed.json(), json);
-        assert_eq!(AuditRecord::from_json(json), Some(deed));
+        assert_eq!(audit_record.json(), json);
+        assert_eq!(AuditRecord::from_json(json), Some(audit_record));
         assert_eq!(AuditRecord::of(None, ContextAction::DeleteFlow, "").identity, "admin");
         assert_eq!(AuditRecord::by(RequestPrincipal::Service, ContextAction::DeleteFlow, ""), None);
     }

@@ -40,9 +40,16 @@ impl Store {
                 return Ok(false);
             }
             let key = request.as_ref().map(|request| tenant.keys.request(*actor, &request.id));
-            let deed = AuditRecord::of(Some(*actor), *action, object).with_request_id(request.as_ref());
+            let audit_record =
+                AuditRecord::of(Some(*actor), *action, object).with_request_id(request.as_ref());
             let call = tenant
-                .begin_by(Some(&deed), &scripts::AUTHORIZE, key.as_deref().as_slice(), Some(read.uid), now)
+                .begin_by(
+                    Some(&audit_record),
+                    &scripts::AUTHORIZE,
+                    key.as_deref().as_slice(),
+                    Some(read.uid),
+                    now,
+                )
                 .named(kv::named![
                     context_revision: read.revision.0,
                     request_hash: hash_of(request.as_ref()),

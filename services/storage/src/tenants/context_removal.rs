@@ -238,8 +238,8 @@ impl ContextRemovals {
 
 /// Uid and state of a context; nothing when there is none.
 async fn record_of(tenant: &TenantStore) -> Result<Option<(ContextUid, ContextState)>> {
-    let ask = Cmd::new("HMGET").arg(&tenant.context).arg("uid").arg("state");
-    let [uid, state] = tenant.connection.cmd(ask).await?.tuple()?;
+    let query = Cmd::new("HMGET").arg(&tenant.context).arg("uid").arg("state");
+    let [uid, state] = tenant.connection.cmd(query).await?.tuple()?;
     if uid.is_nil() {
         return Ok(None);
     }
@@ -256,11 +256,11 @@ impl Store {
         request: Option<&IdempotencyKey>,
         now: Timestamp,
     ) -> Result<Option<(Arc<TenantStore>, ContextUid)>> {
-        let then = self.removal_asked_before(actor, request).await?;
+        let then = self.removal_requested_before(actor, request).await?;
         for _ in 0..PERMISSION_TRIES {
             let (tenant, context) = match self.context(id).await {
                 // Perhaps the same request has removed it meanwhile.
-                Err(Error::NotFound(_)) if self.removal_asked_before(actor, request).await?.is_some() => {
+                Err(Error::NotFound(_)) if self.removal_requested_before(actor, request).await?.is_some() => {
                     return Ok(None);
                 }
                 found => found?,
@@ -284,10 +284,17 @@ impl Store {
                 ("drops", &drops),
                 ("runners_deleted", &deleted),
             ]);
-            let deed = AuditRecord::of(actor, ContextAction::DeleteContext, format_args!("context {id}"))
-                .with_request_id(request);
+            let audit_record =
+                AuditRecord::of(actor, ContextAction::DeleteContext, format_args!("context {id}"))
+                    .with_request_id(request);
             let change = tenant
-                .begin_by(Some(&deed), &scripts::BEGIN_CONTEXT_REMOVAL, &touched, Some(context.uid), now)
+                .begin_by(
+                    Some(&audit_record),
+                    &scripts::BEGIN_CONTEXT_REMOVAL,
+                    &touched,
+                    Some(context.uid),
+                    now,
+                )
                 .named(kv::named![context_revision: context.revision.0]);
             match tenant.apply_revision(change).await {
                 Err(Error::ContextChanged(_) | Error::NotFound(_)) => {}
@@ -299,15 +306,15 @@ impl Store {
     }
 
     /// Which context the same request was for.
-    async fn removal_asked_before(
+    async fn removal_requested_before(
         &self,
         actor: Option<ActorId>,
         request: Option<&IdempotencyKey>,
     ) -> Result<Option<ContextUid>> {
         let Some(request) = request else { return Ok(None) };
         let key = self.keys().request(actor.unwrap_or(BOOTSTRAP), &request.id);
-        let ask = Cmd::new("HMGET").arg(&key).arg("hash").arg("uid");
-        let [hash, uid] = self.connection().cmd(ask).await?.tuple()?;
+        let query = Cmd::new("HMGET").arg(&key).arg("hash").arg("uid");
+        let [hash, uid] = self.connection().cmd(query).await?.tuple()?;
         let Some(hash) = hash.optional_text()? else { return Ok(None) };
         if hash != request.hash {
             return Err(Error::RequestIdReused);
@@ -332,11 +339,11 @@ impl Store {
             context: context.id.0,
             context_uid: &context.uid.to_string(),
         ]);
-        let asked = self.call_global(call).await.map_err(|error| match error.code() {
+        let recorded = self.call_global(call).await.map_err(|error| match error.code() {
             Some("REQUEST_ID_REUSED") => Error::RequestIdReused,
             _ => Error::Store(error),
         });
-        asked.map(drop)
+        recorded.map(drop)
     }
 
     /// Removes everything left of a context that every supervisor has dropped, its record last.
@@ -355,9 +362,9 @@ impl Store {
         let contexts = self.keys().contexts();
         let removed_by = Cmd::new("HGET").arg(&tenant.context).arg("removed_by");
         let removed_by = tenant.connection.cmd(removed_by).await?.optional_text()?;
-        let deed = removed_by.as_deref().and_then(AuditRecord::from_json);
+        let audit_record = removed_by.as_deref().and_then(AuditRecord::from_json);
         let change = self
-            .begin_global_by(deed.as_ref(), &scripts::UNPUBLISH_CONTEXT, &[&contexts], now)
+            .begin_global_by(audit_record.as_ref(), &scripts::UNPUBLISH_CONTEXT, &[&contexts], now)
             .named(kv::named![context: tenant.id.0, context_uid: &uid.to_string()]);
         self.apply_global(change).await?;
         service::crash_point("storage.context.unpublished");

@@ -114,15 +114,16 @@ impl Store {
             revision: Revision(0),
         };
         let tenant = self.tenant_unchecked(id);
-        let deed = AuditRecord::of(creator, ContextAction::CreateContext, format_args!("context {id}"))
-            .with_request_id(request);
+        let audit_record =
+            AuditRecord::of(creator, ContextAction::CreateContext, format_args!("context {id}"))
+                .with_request_id(request);
         let call = tenant
-            .begin_by(Some(&deed), &scripts::CREATE_CONTEXT, &[], Some(uid), now)
+            .begin_by(Some(&audit_record), &scripts::CREATE_CONTEXT, &[], Some(uid), now)
             .named(kv::named![context: id.0])
             .args(record::context::write(&context).args());
         let written = tenant.apply_revision(call).await;
         match written {
-            Ok(_) => self.publish_context(id, Some(uid), Some(&deed), now).await?,
+            Ok(_) => self.publish_context(id, Some(uid), Some(&audit_record), now).await?,
             Err(error) if error.code() == Some("CONTEXT_EXISTS") => {
                 // A context that was written but not published is complete, so it is published now.
                 self.publish_context(id, None, None, now).await?;
@@ -182,15 +183,16 @@ impl Store {
         &self,
         id: ContextId,
         uid: Option<ContextUid>,
-        deed: Option<&AuditRecord>,
+        audit_record: Option<&AuditRecord>,
         now: Timestamp,
     ) -> Result<()> {
         let contexts = self.keys().contexts();
-        let call =
-            self.begin_global_by(deed, &scripts::PUBLISH_CONTEXT, &[&contexts], now).named(kv::named![
+        let call = self.begin_global_by(audit_record, &scripts::PUBLISH_CONTEXT, &[&contexts], now).named(
+            kv::named![
                 context: id.0,
                 context_uid: &uid.map(|uid| uid.to_string()).unwrap_or_default(),
-            ]);
+            ],
+        );
         self.apply_global(call).await?;
         Ok(())
     }
@@ -214,12 +216,12 @@ impl Store {
             }
             check_revision("context", context.id, context.revision, change.expected_revision)?;
             self.check_new_members(change, noted.clone()).await?;
-            let deed =
+            let audit_record =
                 AuditRecord::of(actor, ContextAction::UpdateContext, format_args!("context {}", context.id))
                     .with_request_id(request);
             let call = tenant
                 .begin_by(
-                    Some(&deed),
+                    Some(&audit_record),
                     &scripts::UPDATE_CONTEXT,
                     key.as_deref().as_slice(),
                     Some(context.uid),
@@ -241,12 +243,12 @@ impl Store {
         Err(Error::ContextChanged(change.id))
     }
 
-    /// Writes the members after an actor lost its role, if the context is still as it was read. The context's audit records the deed.
+    /// Writes the members after an actor lost its role, if the context is still as it was read. The context's audit records the action.
     pub(crate) async fn write_members(
         &self,
         context: &Context,
         members: &ContextMembers,
-        deed: &AuditRecord,
+        audit_record: &AuditRecord,
         now: Timestamp,
     ) -> Result<()> {
         if members.admins.is_empty() {
@@ -257,7 +259,7 @@ impl Store {
         fields.json("admins", admins).json("executors", executors).json("readers", readers);
         let tenant = self.tenant_unchecked(context.id);
         let call = tenant
-            .begin_by(Some(deed), &scripts::UPDATE_CONTEXT, &[], Some(context.uid), now)
+            .begin_by(Some(audit_record), &scripts::UPDATE_CONTEXT, &[], Some(context.uid), now)
             .named(kv::named![
                 context_revision: context.revision.0,
                 request_hash: "",

@@ -23,8 +23,8 @@ impl Store {
     /// Returns an actor's keys and its `certificates_not_before`; `None` for one that does not exist, or was removed.
     pub(crate) async fn known_actor(&self, id: ActorId) -> Result<Option<KnownActor>> {
         let key = self.keys().actor(id);
-        let ask = FIELDS.iter().fold(Cmd::new("HMGET").arg(&key), |ask, field| ask.arg(*field));
-        let Some(fields) = RecordFields::of_some(&key, &FIELDS, self.connection().cmd(ask).await?)? else {
+        let query = FIELDS.iter().fold(Cmd::new("HMGET").arg(&key), |query, field| query.arg(*field));
+        let Some(fields) = RecordFields::of_some(&key, &FIELDS, self.connection().cmd(query).await?)? else {
             return Ok(None);
         };
         if fields.optional::<Timestamp>("deleted_at")?.is_some() {
@@ -83,14 +83,14 @@ impl fmt::Debug for IdentityChangeFeed {
 }
 
 impl IdentityChangeFeed {
-    pub(crate) const fn new(news: broadcast::Receiver<DirectoryInvalidation>) -> Self {
-        Self(news)
+    pub(crate) const fn new(invalidations: broadcast::Receiver<DirectoryInvalidation>) -> Self {
+        Self(invalidations)
     }
 
     /// Receives the next change; `None` when no more will come.
     pub(crate) async fn next(&mut self) -> Option<DirectoryInvalidation> {
         match self.0.recv().await {
-            Ok(news) => Some(news),
+            Ok(invalidation) => Some(invalidation),
             // Any change may have been missed.
             Err(RecvError::Lagged(_)) => Some(DirectoryInvalidation::FeedRestored),
             Err(RecvError::Closed) => None,

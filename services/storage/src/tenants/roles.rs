@@ -74,15 +74,15 @@ impl Store {
     }
 
     /// Removes all roles of a removed actor. If it became a context's only admin meanwhile, it stays admin: the bootstrap
-    /// identity can name another one. The audit of each context records the deed.
+    /// identity can name another one. The audit of each context records the action.
     pub(crate) async fn remove_roles(
         &self,
         actor: ActorId,
-        deed: &AuditRecord,
+        audit_record: &AuditRecord,
         now: model::Timestamp,
     ) -> Result<()> {
         for (context, _) in self.contexts_of(actor).await? {
-            match self.remove_role(context, actor, deed, now).await {
+            match self.remove_role(context, actor, audit_record, now).await {
                 Err(Error::NoAdmin) => {
                     tracing::warn!(%actor, "an actor that was removed is the only admin of a context");
                 }
@@ -97,14 +97,14 @@ impl Store {
         &self,
         mut context: Context,
         actor: ActorId,
-        deed: &AuditRecord,
+        audit_record: &AuditRecord,
         now: model::Timestamp,
     ) -> Result<()> {
         let id = context.id;
         for _ in 0..PERMISSION_TRIES {
             let mut members = ContextMembers::of(&context);
             members.remove(actor);
-            match self.write_members(&context, &members, deed, now).await {
+            match self.write_members(&context, &members, audit_record, now).await {
                 Err(Error::ContextChanged(_)) => context = self.context(id).await?.1,
                 result => return result,
             }

@@ -132,18 +132,18 @@ impl EventWatchTask {
         let (position, membership) = match (begin, self.watch.position) {
             (EventWatchStart::With(joined, membership), None) => (joined.at, membership),
             (EventWatchStart::With(joined, membership), Some(mut position)) => {
-                self.say(position).await;
+                self.send_position(position).await;
                 self.send(&joined.missed.unwrap_or_default(), &mut position).await?;
                 (joined.at, membership)
             }
             (EventWatchStart::Behind(mut position), _) => {
-                self.say(position).await;
+                self.send_position(position).await;
                 let membership = self.join_behind(&mut position).await?;
                 (position, membership)
             }
         };
         // The start of the watch; for one with a position, the mark that all existing events were sent.
-        self.say(position).await;
+        self.send_position(position).await;
         self.follow(position, membership).await
     }
 
@@ -178,7 +178,7 @@ impl EventWatchTask {
                     if let Some(reached) = membership.idle_position().filter(|at| at.is_after(position)) {
                         position = reached;
                     }
-                    self.say(position).await;
+                    self.send_position(position).await;
                 }
             }
         }
@@ -217,7 +217,7 @@ impl EventWatchTask {
         }
     }
 
-    async fn say(&self, position: EventPosition) {
+    async fn send_position(&self, position: EventPosition) {
         let _ = self.out.send(Ok(WatchedEvent { event: Bytes::new(), position })).await;
     }
 }

@@ -36,7 +36,7 @@ const KINDS_BUFFER: usize = 1024;
 /// Hints of inboxes by which a receiver may fall behind before it looks at its inbox anyway.
 const INBOXES_BUFFER: usize = 1024;
 /// Changes of identities by which a directory may fall behind before it discards everything.
-const NEWS_BUFFER: usize = 1024;
+const INVALIDATIONS_BUFFER: usize = 1024;
 /// Touched flows by which a scheduler may fall behind before it must list its flows.
 const TOUCHES_BUFFER: usize = 16_384;
 
@@ -62,8 +62,8 @@ impl EventPosition {
 
     /// Reads the present start of a stream; nothing when there is no stream.
     pub(crate) async fn first(connection: &KvConnection, stream: &str) -> Result<Option<Self>> {
-        let ask = Cmd::new("XRANGE").arg(stream).arg("-").arg("+").arg("COUNT").arg(1);
-        Self::first_of(connection.cmd(ask).await?)
+        let query = Cmd::new("XRANGE").arg(stream).arg("-").arg("+").arg("COUNT").arg(1);
+        Self::first_of(connection.cmd(query).await?)
     }
 
     /// Parses the position of the first entry in an answer of Redis.
@@ -212,8 +212,8 @@ impl TenantStore {
         count: usize,
     ) -> Result<Vec<EventEntry>> {
         let from = format!("({}", position.entry_id());
-        let ask = Cmd::new("XRANGE").arg(&self.events).arg(&from).arg("+").arg("COUNT").arg(count);
-        self.connection.cmd(ask).await?.entries()?.into_iter().map(EventEntry::read).collect()
+        let query = Cmd::new("XRANGE").arg(&self.events).arg(&from).arg("+").arg("COUNT").arg(count);
+        self.connection.cmd(query).await?.entries()?.into_iter().map(EventEntry::read).collect()
     }
 
     /// The last entries, at most `count`, in their order. There is always one: the stream begins with the context's creation.
@@ -297,7 +297,7 @@ impl TailerWakeup {
         self.notify.notify_one();
     }
 
-    fn hear(&self, kind: &[u8]) {
+    fn note(&self, kind: &[u8]) {
         match std::str::from_utf8(kind).ok().and_then(|text| text.parse().ok()) {
             Some(revision) => _ = self.hinted.fetch_max(revision, Ordering::SeqCst),
             None => self.is_vague.store(true, Ordering::SeqCst),
@@ -316,12 +316,12 @@ struct EventHubInner {
     kinds: broadcast::Sender<Hint>,
     touches: broadcast::Sender<FlowHint>,
     inboxes: broadcast::Sender<InboxHint>,
-    news: broadcast::Sender<DirectoryInvalidation>,
+    invalidations: broadcast::Sender<DirectoryInvalidation>,
     /// Ready while hints arrive, that is, while Redis is reachable.
     readiness: Readiness,
     redis: ReadinessCondition,
     /// Hints arrive from every part of Redis.
-    hears_all: watch::Sender<bool>,
+    receives_all: watch::Sender<bool>,
     pub(crate) tailers: Mutex<HashMap<ContextId, Tailer>>,
     lender: EventMemoryPool,
 }
@@ -336,8 +336,8 @@ impl EventHub {
             kinds: broadcast::Sender::new(KINDS_BUFFER),
             touches: broadcast::Sender::new(TOUCHES_BUFFER),
             inboxes: broadcast::Sender::new(INBOXES_BUFFER),
-            news: broadcast::Sender::new(NEWS_BUFFER),
-            hears_all: watch::Sender::new(false),
+            invalidations: broadcast::Sender::new(INVALIDATIONS_BUFFER),
+            receives_all: watch::Sender::new(false),
             tailers: Mutex::default(),
             lender: EventMemoryPool::default(),
         }))
@@ -373,7 +373,7 @@ impl EventHub {
 
     /// Subscription to changes of actors and of roles in contexts, from now on.
     pub(crate) fn identity_changes(&self) -> IdentityChangeFeed {
-        IdentityChangeFeed::new(self.0.news.subscribe())
+        IdentityChangeFeed::new(self.0.invalidations.subscribe())
     }
 
     /// Ready while hints arrive.
@@ -382,8 +382,8 @@ impl EventHub {
     }
 
     /// Returns true if hints of every change of actors and contexts arrive now.
-    pub(crate) fn hears_all(&self) -> bool {
-        *self.0.hears_all.borrow()
+    pub(crate) fn receives_all(&self) -> bool {
+        *self.0.receives_all.borrow()
     }
 
     /// Changes whenever the store was found to have lost changes.
@@ -407,53 +407,53 @@ impl EventHub {
                         tailer.wake.miss();
                     }
                     self.0.redis.met();
-                    self.0.hears_all.send_replace(true);
-                    self.tell(Hint::Missed);
+                    self.0.receives_all.send_replace(true);
+                    self.publish(Hint::Missed);
                     self.touch(FlowHint::Any);
-                    self.tell_inboxes(InboxHint::Any);
-                    self.tell_news(DirectoryInvalidation::FeedRestored);
+                    self.publish_to_inboxes(InboxHint::Any);
+                    self.publish_invalidation(DirectoryInvalidation::FeedRestored);
                 }
                 // An actor may lose a role or a key without a hint of it arriving here.
                 KvSubscriptionEvent::Partial => {
-                    self.0.hears_all.send_replace(false);
-                    self.tell_news(DirectoryInvalidation::FeedLost);
+                    self.0.receives_all.send_replace(false);
+                    self.publish_invalidation(DirectoryInvalidation::FeedLost);
                 }
                 KvSubscriptionEvent::Lost(error) => {
                     self.0.redis.unmet(error.to_string());
-                    self.0.hears_all.send_replace(false);
-                    self.tell_news(DirectoryInvalidation::FeedLost);
+                    self.0.receives_all.send_replace(false);
+                    self.publish_invalidation(DirectoryInvalidation::FeedLost);
                     tracing::warn!(%error, "hints are missed until Redis is back");
                 }
                 KvSubscriptionEvent::Message { channel, payload } => {
                     if let Some(context) = layout.parse_hint_channel(&channel) {
-                        self.heard(context, &payload);
+                        self.handle_hint(context, &payload);
                     }
                 }
             }
         }
     }
 
-    fn heard(&self, context: ContextId, kind: &[u8]) {
+    fn handle_hint(&self, context: ContextId, kind: &[u8]) {
         if let Some(tailer) = lock(&self.0.tailers).get(&context) {
-            tailer.wake.hear(kind);
+            tailer.wake.note(kind);
         }
         match kind {
-            b"out" => self.tell(Hint::Out(context)),
-            b"runner" => self.tell(Hint::Runner(context)),
-            b"removal" => self.tell(Hint::Removal(context)),
-            b"replicas" => self.tell(Hint::Replicas),
+            b"out" => self.publish(Hint::Out(context)),
+            b"runner" => self.publish(Hint::Runner(context)),
+            b"removal" => self.publish(Hint::Removal(context)),
+            b"replicas" => self.publish(Hint::Replicas),
             b"active" => self.touch(FlowHint::Any),
             b"context" => {
-                self.tell_inboxes(InboxHint::In(context));
-                self.tell_news(DirectoryInvalidation::Context(context));
+                self.publish_to_inboxes(InboxHint::In(context));
+                self.publish_invalidation(DirectoryInvalidation::Context(context));
             }
-            inbox if inbox.starts_with(b"inbox:") => self.tell_inboxes(InboxHint::In(context)),
+            inbox if inbox.starts_with(b"inbox:") => self.publish_to_inboxes(InboxHint::In(context)),
             other => {
                 let flow = std::str::from_utf8(other).ok().and_then(|text| text.strip_prefix("flow:"));
                 if let Some(flow) = flow.and_then(|flow| flow.parse().ok()) {
                     self.touch(FlowHint::Flow(context, flow));
-                } else if let Some(news) = identity_change_of(other) {
-                    self.tell_news(news);
+                } else if let Some(invalidation) = identity_change_of(other) {
+                    self.publish_invalidation(invalidation);
                 }
             }
         }
@@ -464,17 +464,17 @@ impl EventHub {
         let _ = self.0.touches.send(touch);
     }
 
-    fn tell_inboxes(&self, hint: InboxHint) {
+    fn publish_to_inboxes(&self, hint: InboxHint) {
         // As below.
         let _ = self.0.inboxes.send(hint);
     }
 
-    fn tell_news(&self, news: DirectoryInvalidation) {
+    fn publish_invalidation(&self, invalidation: DirectoryInvalidation) {
         // As below.
-        let _ = self.0.news.send(news);
+        let _ = self.0.invalidations.send(invalidation);
     }
 
-    fn tell(&self, hint: Hint) {
+    fn publish(&self, hint: Hint) {
         // An error means that there is no receiver, which is fine.
         let _ = self.0.kinds.send(hint);
     }

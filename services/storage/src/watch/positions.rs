@@ -134,7 +134,7 @@ impl TenantStore {
             && seen != last
             && is_gone(&self.connection, &self.events, seen).await?
         {
-            self.tell_went_back();
+            self.report_went_back();
             return Err(Error::StoreWentBack);
         }
         self.seen.note(Some(uid), last);

@@ -15,7 +15,7 @@ const BORROWED_MAX: usize = 16 * 1024 * 1024;
 /// Maximum that all contexts borrow together.
 const LENT_MAX: usize = 64 * 1024 * 1024;
 /// Maximum number of entries that a joining subscriber gets: one that has missed more reads them in parts.
-const TOLD_MAX: usize = 1024;
+const RETURNED_MAX: usize = 1024;
 
 /// Bytes that are lent to the events of contexts. Clones are the same.
 #[derive(Debug, Clone, Default)]
@@ -78,8 +78,8 @@ impl RecentEvents {
             return None;
         }
         let missed = self.entries.range(at + 1..).filter(|entry| entry.is_for(wanted));
-        let missed: Vec<EventEntry> = missed.take(TOLD_MAX + 1).cloned().collect();
-        Some(missed).filter(|missed| missed.len() <= TOLD_MAX)
+        let missed: Vec<EventEntry> = missed.take(RETURNED_MAX + 1).cloned().collect();
+        Some(missed).filter(|missed| missed.len() <= RETURNED_MAX)
     }
 
     /// Empties the cache, since the stream was replaced.
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_missed_much_is_told_to_read() {
+    fn a_watch_that_missed_much_is_sent_to_read() {
         let mut recent = RecentEvents::default();
         for revision in 0..2000 {
             recent.extend(&[entry(revision, u32::from(revision > 1000), 10)]);

@@ -103,7 +103,7 @@ impl RunnerWatchTask {
         for ids in ids.chunks(RUNNERS_READ) {
             let runners = store.runners_at(tenant, ids).await?;
             there.extend(runners.iter().map(|runner| runner.id));
-            self.tell(tenant.id, runners).await;
+            self.publish(tenant.id, runners).await;
         }
         let is_gone =
             |(context, runner): &&(ContextId, RunnerId)| *context == tenant.id && !there.contains(runner);
@@ -119,7 +119,7 @@ impl RunnerWatchTask {
     }
 
     /// Sends the records whose present version was not sent yet.
-    async fn tell(&mut self, context: ContextId, runners: Vec<Runner>) {
+    async fn publish(&mut self, context: ContextId, runners: Vec<Runner>) {
         let version = |runner: &Runner| (runner.revision, runner.updated_at);
         let is_new = |runner: &Runner| {
             self.known.get(&(context, runner.id)).is_none_or(|known| *known != version(runner))

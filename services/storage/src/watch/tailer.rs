@@ -22,7 +22,7 @@ const COMMANDS_MAX: usize = 64;
 const BEGIN_READ: usize = 32;
 
 /// How long the tailer waits for our own changes to report what a hint announced. Then it reads the stream.
-const TELL_WAIT: Duration = Duration::from_millis(50);
+const HINT_WAIT: Duration = Duration::from_millis(50);
 
 /// Events that were read together.
 pub(crate) type EventBatch = Arc<[EventEntry]>;
@@ -304,7 +304,7 @@ impl TailerTask {
         }
         let feed = &self.tenant.feed;
         // A change announced while another is awaited waits no longer than that one.
-        let until = self.awaited.map_or_else(|| Instant::now() + TELL_WAIT, |awaited| awaited.until);
+        let until = self.awaited.map_or_else(|| Instant::now() + HINT_WAIT, |awaited| awaited.until);
         let awaited = self.awaited.filter(|awaited| awaited.revision > at.revision);
         let awaited =
             awaited.unwrap_or_else(|| AwaitedChange { revision: self.hinted, begun: feed.begun(), until });

@@ -160,7 +160,7 @@ async fn refused(stage: &Stage, who: Identity, request: v1::RotateActorKeyReques
 
 /// A public key is public, also that of an actor registered elsewhere.
 #[tokio::test]
-async fn whoever_gives_itself_a_key_proves_that_it_holds_it() {
+async fn an_actor_that_gives_itself_a_key_proves_that_it_holds_it() {
     let stage = Stage::new(Layout::Database).await;
     let (reader, next) = (Identity::Actor(ActorId(READER)), SigningKey::generate());
     let good = v1::RotateActorKeyRequest { request_id: "r".to_owned(), ..rotate(READER, &next, 60) };
@@ -176,8 +176,8 @@ async fn whoever_gives_itself_a_key_proves_that_it_holds_it() {
         (proof_of(&next, EXECUTOR), "for actor 2"),
         (token, "key-proof+jwt"),
     ] {
-        let told = refused(&stage, reader, with(&proof)).await;
-        assert!(told.contains("key_proof") && told.contains(why), "{told}");
+        let refusal = refused(&stage, reader, with(&proof)).await;
+        assert!(refusal.contains("key_proof") && refusal.contains(why), "{refusal}");
     }
     let mut reads = stage.actors(reader);
     let kept = reads.get_actor(v1::GetActorRequest { id: READER }).await.unwrap().into_inner().actor.unwrap();
@@ -288,7 +288,7 @@ async fn keys_that_anybody_can_sign_for_are_refused_and_so_are_former_ones() {
 
 /// Messages name their sender by its key, so no actor may take the key of another.
 #[tokio::test]
-async fn nobody_takes_the_key_of_another() {
+async fn no_actor_takes_the_key_of_another() {
     for layout in [Layout::Database, Layout::HashTag] {
         let stage = Stage::new(layout).await;
         let (mut own, mut other) = (

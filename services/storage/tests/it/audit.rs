@@ -20,7 +20,7 @@ async fn listed(
     stage.contexts(who).list_audit_entries(request).await.unwrap().into_inner().entries
 }
 
-fn said(entries: &[v1::AuditEntry]) -> Vec<(&str, &str, &str)> {
+fn summaries(entries: &[v1::AuditEntry]) -> Vec<(&str, &str, &str)> {
     entries.iter().map(|entry| (&*entry.identity, &*entry.action, &*entry.object)).collect()
 }
 
@@ -43,17 +43,17 @@ async fn it_is_written_down_who_did_what_to_actors_and_contexts(stage: Stage<imp
         ("admin", "context.create", "context 1"),
         ("admin", "actor.register", "actor 4"),
     ];
-    assert_eq!(said(&global)[..3], first, "once, the newest first");
+    assert_eq!(summaries(&global)[..3], first, "once, the newest first");
     assert_eq!(global[0].request_id, "u-1");
     assert!(global[0].revision > global[1].revision && global[0].time.unwrap().seconds > 1_700_000_000);
     let own = listed(&stage, actor(ADMIN), of(CONTEXT)).await;
     let of_context = [("actor/1", "context.update", "context 1"), ("admin", "context.create", "context 1")];
-    assert_eq!(said(&own), of_context);
+    assert_eq!(summaries(&own), of_context);
 
     let delete = v1::DeleteContextRequest { context_id: CONTEXT, ..Default::default() };
     stage.contexts(actor(ADMIN)).delete_context(delete).await.unwrap();
     let last = listed(&stage, Identity::Admin, of(0)).await;
-    assert_eq!(said(&last)[0], ("actor/1", "context.delete", "context 1"), "it outlives the context");
+    assert_eq!(summaries(&last)[0], ("actor/1", "context.delete", "context 1"), "it outlives the context");
 }
 
 /// An actor that is removed with a role in a context is recorded there with the identity that removed it.
@@ -65,8 +65,8 @@ async fn a_context_says_who_removed_an_actor_with_a_role_in_it(stage: Stage<impl
     }
     let own = listed(&stage, actor(ADMIN), of(CONTEXT)).await;
     let removals = [("actor/2", "actor.delete", "actor 2"), ("admin", "actor.delete", "actor 3")];
-    assert_eq!(said(&own)[..2], removals, "once each");
-    assert_eq!(said(&own)[2].1, "context.create");
+    assert_eq!(summaries(&own)[..2], removals, "once each");
+    assert_eq!(summaries(&own)[2].1, "context.create");
     assert_eq!([&own[0].request_id, &own[1].request_id], ["d-2", "d-3"]);
     assert!(own[0].revision > own[1].revision);
     // Where it had no role nothing was done.

@@ -29,7 +29,10 @@ fn request(actor: u32, permission: Permission) -> wire::AuthorizeRequest {
 }
 
 /// Returns true if an entry was written; else code and reason.
-async fn ask(stage: &Stage<impl Redis>, request: wire::AuthorizeRequest) -> Result<bool, (Code, String)> {
+async fn authorize(
+    stage: &Stage<impl Redis>,
+    request: wire::AuthorizeRequest,
+) -> Result<bool, (Code, String)> {
     match saga(stage).authorize(request).await {
         Ok(answer) => Ok(answer.into_inner().audited),
         Err(status) => Err(failure::<()>(Err(status))),
@@ -72,8 +75,8 @@ async fn each_permission_takes_its_role_and_changes_are_written_down(stage: Stag
         for (actor, expected) in [ADMIN, EXECUTOR, READER, STRANGER].into_iter().zip(answers) {
             // A dry run takes the same role.
             let dry = wire::AuthorizeRequest { dry_run: true, ..request(actor, permission) };
-            let dry = ask(&stage, dry).await;
-            let got = ask(&stage, request(actor, permission)).await;
+            let dry = authorize(&stage, dry).await;
+            let got = authorize(&stage, request(actor, permission)).await;
             assert_eq!(dry, got.clone().map(|_| false), "{name}, actor {actor}");
             match got {
                 Ok(audited) => {
@@ -96,7 +99,7 @@ async fn each_permission_takes_its_role_and_changes_are_written_down(stage: Stag
     }
     assert_eq!(of_sagas(&stage).await, written, "each change that was allowed, and nothing else");
     let elsewhere = wire::AuthorizeRequest { context_id: 77, ..request(ADMIN, Permission::Start) };
-    assert_eq!(ask(&stage, elsewhere).await.unwrap_err().0, Code::NotFound);
+    assert_eq!(authorize(&stage, elsewhere).await.unwrap_err().0, Code::NotFound);
 }
 
 async fn a_request_is_written_down_once_and_decided_each_time(stage: Stage<impl Redis>) {
@@ -105,15 +108,15 @@ async fn a_request_is_written_down_once_and_decided_each_time(stage: Stage<impl 
         request_hash: "ab".repeat(32),
         ..request(EXECUTOR, Permission::Start)
     };
-    assert_eq!(ask(&stage, start.clone()).await, Ok(true));
-    assert_eq!(ask(&stage, start.clone()).await, Ok(false));
+    assert_eq!(authorize(&stage, start.clone()).await, Ok(true));
+    assert_eq!(authorize(&stage, start.clone()).await, Ok(false));
     for other in [
         wire::AuthorizeRequest { resource: "orders/4712".to_owned(), ..start.clone() },
         wire::AuthorizeRequest { method: "KillSaga".to_owned(), ..start.clone() },
         wire::AuthorizeRequest { request_hash: "cd".repeat(32), ..start.clone() },
     ] {
         let reused = (Code::AlreadyExists, "REQUEST_ID_REUSED".to_owned());
-        assert_eq!(ask(&stage, other).await, Err(reused));
+        assert_eq!(authorize(&stage, other).await, Err(reused));
     }
     let entries = of_sagas(&stage).await;
     assert_eq!(entries.iter().map(|entry| entry.3.as_str()).collect::<Vec<_>>(), ["s-1"]);
@@ -124,16 +127,16 @@ async fn a_request_is_written_down_once_and_decided_each_time(stage: Stage<impl 
         ..Default::default()
     };
     stage.contexts(Identity::Actor(ActorId(ADMIN))).update_context(nobody).await.unwrap();
-    assert_eq!(ask(&stage, start).await.unwrap_err().0, Code::NotFound, "it has no role any more");
+    assert_eq!(authorize(&stage, start).await.unwrap_err().0, Code::NotFound, "it has no role any more");
     assert_eq!(of_sagas(&stage).await.len(), 1);
 }
 
 async fn a_context_that_goes_lets_nothing_be_done(stage: Stage<impl Redis>) {
-    stage.ask(Cmd::new("HSET").arg(&stage.keys().context()).arg("state").arg("deleting")).await;
+    stage.command(Cmd::new("HSET").arg(&stage.keys().context()).arg("state").arg("deleting")).await;
     let going = (Code::FailedPrecondition, "CONTEXT_DELETING".to_owned());
-    assert_eq!(ask(&stage, request(ADMIN, Permission::Operate)).await, Err(going));
-    assert_eq!(ask(&stage, request(READER, Permission::Read)).await, Ok(false));
-    stage.ask(Cmd::new("HSET").arg(&stage.keys().context()).arg("state").arg("active")).await;
+    assert_eq!(authorize(&stage, request(ADMIN, Permission::Operate)).await, Err(going));
+    assert_eq!(authorize(&stage, request(READER, Permission::Read)).await, Ok(false));
+    stage.command(Cmd::new("HSET").arg(&stage.keys().context()).arg("state").arg("active")).await;
     assert_eq!(of_sagas(&stage).await, []);
 }
 
@@ -166,19 +169,19 @@ async fn it_is_for_the_saga_service(stage: Stage<impl Redis>) {
     for name in ServiceName::ALL {
         let channel = stage.channel(Identity::Service(*name));
         let mut identities = IdentityStoreServiceClient::new(channel);
-        let asked = identities.authorize(request(ADMIN, Permission::Start)).await;
+        let answer = identities.authorize(request(ADMIN, Permission::Start)).await;
         if *name == ServiceName::Saga {
-            asked.unwrap();
+            answer.unwrap();
             let role = wire::ReadRoleRequest { context_id: CONTEXT, actor_id: READER };
             assert_eq!(identities.read_role(role).await.unwrap().into_inner().role, "reader");
         } else {
-            assert_eq!(failure(asked), (Code::PermissionDenied, "METHOD_NOT_ALLOWED".to_owned()), "{name}");
+            assert_eq!(failure(answer), (Code::PermissionDenied, "METHOD_NOT_ALLOWED".to_owned()), "{name}");
         }
     }
     for identity in [Identity::Admin, Identity::Actor(ActorId(ADMIN))] {
         let mut identities = IdentityStoreServiceClient::new(stage.channel(identity));
-        let asked = identities.authorize(request(ADMIN, Permission::Start)).await;
-        assert_eq!(failure(asked).0, Code::PermissionDenied);
+        let answer = identities.authorize(request(ADMIN, Permission::Start)).await;
+        assert_eq!(failure(answer).0, Code::PermissionDenied);
     }
     assert_eq!(of_sagas(&stage).await.len(), 1);
 }
@@ -197,14 +200,14 @@ async fn nothing_is_written_down_that_was_not_allowed_at_that_moment(stage: Stag
             stage.contexts(Identity::Actor(ActorId(ADMIN))).update_context(change).await.unwrap();
         }
     };
-    let asking = async {
+    let requests = async {
         let (mut allowed, mut refused) = (0, 0);
         for n in 0..400 {
             let start = wire::AuthorizeRequest {
                 request_id: format!("s-{n}"),
                 ..request(EXECUTOR, Permission::Start)
             };
-            match ask(&stage, start).await {
+            match authorize(&stage, start).await {
                 Ok(audited) => allowed += usize::from(audited),
                 Err((code, _)) => {
                     assert!(matches!(code, Code::NotFound | Code::Aborted), "{code}");
@@ -214,7 +217,7 @@ async fn nothing_is_written_down_that_was_not_allowed_at_that_moment(stage: Stag
         }
         (allowed, refused)
     };
-    let ((), (allowed, refused)) = tokio::join!(toggle, asking);
+    let ((), (allowed, refused)) = tokio::join!(toggle, requests);
     assert!(allowed > 0 && refused > 0, "{allowed} and {refused}");
     let (mut has_role, mut entries) = (true, 0);
     for entry in audit(&stage).await {

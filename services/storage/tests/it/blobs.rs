@@ -55,9 +55,9 @@ async fn what_was_put_comes_back(stage: Stage<impl Redis>) {
         );
         assert_eq!(get(&stage, BlobHash::of(&whole)).await, whole);
         let key = stage.keys().blob_chunk(BlobHash::of(&whole), 0);
-        assert!(stage.ask(Cmd::new("TTL").arg(&key)).await.int().unwrap() < 0, "it is kept");
+        assert!(stage.command(Cmd::new("TTL").arg(&key)).await.int().unwrap() < 0, "it is kept");
     }
-    assert_eq!(stage.ask(Cmd::new("ZCARD").arg(&stage.keys().blob_idle())).await.int(), Ok(4));
+    assert_eq!(stage.command(Cmd::new("ZCARD").arg(&stage.keys().blob_idle())).await.int(), Ok(4));
 }
 
 async fn wrong_hashes_and_sizes_are_refused(stage: Stage<impl Redis>) {
@@ -69,7 +69,7 @@ async fn wrong_hashes_and_sizes_are_refused(stage: Stage<impl Redis>) {
     assert_eq!(failure(put), (Code::ResourceExhausted, "LIMIT_EXCEEDED".to_owned()));
     let get = v1::GetBlobRequest { context_id: CONTEXT, sha256: wrong };
     assert_eq!(failure(stage.jobs(READER).get_blob(get).await).0, Code::NotFound);
-    assert_eq!(stage.ask(Cmd::new("KEYS").arg(&stage.key_of("blob*"))).await.texts(), Ok(Vec::new()));
+    assert_eq!(stage.command(Cmd::new("KEYS").arg(&stage.key_of("blob*"))).await.texts(), Ok(Vec::new()));
 }
 
 async fn a_gateway_writes_and_reads_in_pieces(stage: Stage<impl Redis>) {
@@ -115,7 +115,7 @@ async fn a_gateway_writes_and_reads_in_pieces(stage: Stage<impl Redis>) {
 }
 
 async fn get_size(stage: &Stage<impl Redis>, hash: BlobHash) -> Option<u64> {
-    stage.ask(Cmd::new("HGET").arg(&stage.keys().blob(hash)).arg("size")).await.uint().ok()
+    stage.command(Cmd::new("HGET").arg(&stage.keys().blob(hash)).arg("size")).await.uint().ok()
 }
 
 #[tokio::test]
@@ -138,7 +138,7 @@ fn minutes(minutes: u64) -> Timestamp {
     Timestamp::now() + Duration::from_secs(minutes * 60)
 }
 
-async fn what_nobody_refers_to_goes_after_ten_minutes(stage: Stage<impl Redis>) {
+async fn a_blob_without_references_goes_after_ten_minutes(stage: Stage<impl Redis>) {
     let (used, idle) = (put(&stage, &bytes(7)).await, put(&stage, &bytes(BLOB_CHUNK_BYTES + 1)).await);
     let spec = v1::JobSpec {
         script_type: v1::ScriptType::Shell.into(),
@@ -153,10 +153,10 @@ async fn what_nobody_refers_to_goes_after_ten_minutes(stage: Stage<impl Redis>) 
     assert_eq!(early.blobs, 0);
     assert!(early.next.is_some_and(|next| next > minutes(9) && next < minutes(11)), "{early:?}");
     assert_eq!(stage.sweep(minutes(11)).await.blobs, 1);
-    assert_eq!(stage.ask(Cmd::new("EXISTS").arg(&stage.keys().blob(idle))).await.int(), Ok(0));
+    assert_eq!(stage.command(Cmd::new("EXISTS").arg(&stage.keys().blob(idle))).await.int(), Ok(0));
     for n in 0..2 {
         let chunk = Cmd::new("EXISTS").arg(&stage.keys().blob_chunk(idle, n));
-        assert_eq!(stage.ask(chunk).await.int(), Ok(0));
+        assert_eq!(stage.command(chunk).await.int(), Ok(0));
     }
     assert_eq!(get(&stage, used).await, bytes(7));
     // With the job its blob is idle, from then on.
@@ -164,7 +164,7 @@ async fn what_nobody_refers_to_goes_after_ten_minutes(stage: Stage<impl Redis>) 
     stage.jobs(EXECUTOR).delete_job(delete).await.unwrap();
     let swept = stage.sweep(minutes(11)).await;
     assert_eq!((swept.blobs, swept.next), (1, None));
-    assert_eq!(stage.ask(Cmd::new("EXISTS").arg(&stage.keys().blob(used))).await.int(), Ok(0));
+    assert_eq!(stage.command(Cmd::new("EXISTS").arg(&stage.keys().blob(used))).await.int(), Ok(0));
 }
 
 /// The report of the attempt that left it may be late.
@@ -189,13 +189,13 @@ async fn an_output_waits_a_day_for_its_report(stage: Stage<impl Redis>) {
 async fn a_sweep_looks_again(stage: Stage<impl Redis>) {
     let hash = put(&stage, &bytes(9)).await;
     // As if it had been entered before a job referred to it.
-    stage.ask(Cmd::new("SADD").arg(&stage.keys().blob_refs(hash)).arg(&stage.key_of("job:2:1"))).await;
+    stage.command(Cmd::new("SADD").arg(&stage.keys().blob_refs(hash)).arg(&stage.key_of("job:2:1"))).await;
     let later = Timestamp::now() + Duration::from_secs(48 * 3600);
     let swept = stage.sweep(later).await;
     assert_eq!((swept.blobs, swept.next), (0, None));
     assert_eq!(get(&stage, hash).await, bytes(9));
     // What was put again since is kept.
-    stage.ask(Cmd::new("DEL").arg(&stage.keys().blob_refs(hash))).await;
+    stage.command(Cmd::new("DEL").arg(&stage.keys().blob_refs(hash))).await;
     put(&stage, &bytes(9)).await;
     assert_eq!(stage.sweep(minutes(9)).await.blobs, 0);
     assert_eq!(stage.sweep(later).await.blobs, 1);
@@ -203,7 +203,7 @@ async fn a_sweep_looks_again(stage: Stage<impl Redis>) {
 
 async fn a_blob_has_no_more_chunks_than_it_may(stage: Stage<impl Redis>) {
     let hash = put(&stage, &bytes(9)).await;
-    stage.ask(Cmd::new("HSET").arg(&stage.keys().blob(hash)).arg("chunks").arg("1e300")).await;
+    stage.command(Cmd::new("HSET").arg(&stage.keys().blob(hash)).arg("chunks").arg("1e300")).await;
     assert_eq!(stage.sweep(Timestamp::now() + Duration::from_secs(48 * 3600)).await.blobs, 1);
 }
 
@@ -212,11 +212,11 @@ async fn many_idle_blobs_go_in_parts(stage: Stage<impl Redis>) {
         put(&stage, &bytes(len)).await;
     }
     assert_eq!(stage.sweep(Timestamp::now() + Duration::from_secs(48 * 3600)).await.blobs, 60);
-    assert_eq!(stage.ask(Cmd::new("EXISTS").arg(&stage.keys().blob_idle())).await.int(), Ok(0));
+    assert_eq!(stage.command(Cmd::new("EXISTS").arg(&stage.keys().blob_idle())).await.int(), Ok(0));
 }
 
 /// A step with so many events.
-async fn tell(stage: &Stage<impl Redis>, flow: &mut Running, count: usize) {
+async fn add_events(stage: &Stage<impl Redis>, flow: &mut Running, count: usize) {
     let event = format!(r#"{{"kind":"node","flow_id":{}}}"#, flow.id);
     let node = wire::NodeCommit {
         job_id: flow.first_job,
@@ -235,8 +235,8 @@ fn days(days: u64) -> Timestamp {
 
 async fn old_events_go_where_nothing_happens(stage: Stage<impl Redis>) {
     let mut flow = stage.started(1).await;
-    tell(&stage, &mut flow, 300).await;
-    tell(&stage, &mut flow, 1).await;
+    add_events(&stage, &mut flow, 300).await;
+    add_events(&stage, &mut flow, 1).await;
     // However often it is read meanwhile.
     for day in [0, 3, 6] {
         assert_eq!(stage.sweep(days(day)).await.events, 0);
@@ -247,32 +247,32 @@ async fn old_events_go_where_nothing_happens(stage: Stage<impl Redis>) {
 
 async fn what_no_event_tells_of_is_no_end_of_the_events(stage: Stage<impl Redis>) {
     let mut flow = stage.started(1).await;
-    let told = stage.settle_one(&mut flow).await;
+    let before = stage.settle_one(&mut flow).await;
     stage.sweep(days(0)).await;
     stage.sweep(days(8)).await;
-    let count = stage.ask(Cmd::new("XLEN").arg(&stage.keys().events())).await.int().unwrap();
+    let count = stage.command(Cmd::new("XLEN").arg(&stage.keys().events())).await.int().unwrap();
     assert!(count > 0, "the last one stays: by it a store that went back is recognised");
     let watch = wire::WatchEventsRequest { context_id: CONTEXT, on_behalf_of: READER, ..Default::default() };
     let mut events = stage.flows().watch_events(watch).await.unwrap().into_inner();
     let begin = events.message().await.unwrap().unwrap().position;
-    assert!(begin.starts_with(&format!("{told}.")), "{begin}");
+    assert!(begin.starts_with(&format!("{before}.")), "{begin}");
 }
 
 async fn old_events_go_but_for_the_last(stage: Stage<impl Redis>) {
     for _ in 0..300 {
         stage.created(1).await;
     }
-    let before = stage.ask(Cmd::new("XLEN").arg(&stage.keys().events())).await.int().unwrap();
+    let before = stage.command(Cmd::new("XLEN").arg(&stage.keys().events())).await.int().unwrap();
     assert!(before > 500);
     // How far they had come is marked; a week later it is known what is old.
     assert_eq!(stage.sweep(days(0)).await.events, 0);
     stage.created(1).await;
     assert_eq!(stage.sweep(days(6)).await.events, 0);
     let swept = stage.sweep(days(8)).await.events;
-    let left = stage.ask(Cmd::new("XLEN").arg(&stage.keys().events())).await.int().unwrap();
+    let left = stage.command(Cmd::new("XLEN").arg(&stage.keys().events())).await.int().unwrap();
     assert!(swept > 300 && left >= 1, "{swept} went, {left} are left");
-    let last =
-        stage.ask(Cmd::new("XREVRANGE").arg(&stage.keys().events()).arg("+").arg("-").arg("COUNT").arg(1));
+    let last = stage
+        .command(Cmd::new("XREVRANGE").arg(&stage.keys().events()).arg("+").arg("-").arg("COUNT").arg(1));
     assert!(!last.await.array().unwrap().is_empty());
 }
 
@@ -280,7 +280,7 @@ scenarios!(
     what_was_put_comes_back,
     wrong_hashes_and_sizes_are_refused,
     a_gateway_writes_and_reads_in_pieces,
-    what_nobody_refers_to_goes_after_ten_minutes,
+    a_blob_without_references_goes_after_ten_minutes,
     an_output_waits_a_day_for_its_report,
     a_sweep_looks_again,
     many_idle_blobs_go_in_parts,

@@ -77,8 +77,8 @@ async fn break_under_steps(fault: ProxyFault, are_applied: bool) {
     let breaking = async {
         let ids = stage.keys().ids();
         let under_way = || {
-            let told = stage.redis.server.raw(1, &["HGET", &ids, "revision"]);
-            let revision: u64 = told.split("\r\n").nth(1).expect("a bulk").parse().expect("a number");
+            let reply = stage.redis.server.raw(1, &["HGET", &ids, "revision"]);
+            let revision: u64 = reply.split("\r\n").nth(1).expect("a bulk").parse().expect("a number");
             let applied = if are_applied { before + FLOWS } else { before };
             std::future::ready((revision == applied && proxy.held() > held_before).then_some(()))
         };
@@ -91,7 +91,7 @@ async fn break_under_steps(fault: ProxyFault, are_applied: bool) {
     assert_eq!(revisions, (before + 1..=before + FLOWS).collect(), "each has a change of its own");
     assert_eq!(stage.revision().await, before + FLOWS, "and there are no others");
     let ask = Cmd::new("XRANGE").arg(&stage.keys().events()).arg(&format!("({before}-{}", u32::MAX)).arg("+");
-    let written = stage.ask(ask).await.entries().unwrap();
+    let written = stage.command(ask).await.entries().unwrap();
     let written: Vec<_> = written.iter().map(|entry| entry.text("e").unwrap().to_owned()).collect();
     let of_flows: BTreeSet<_> = written.iter().collect();
     assert_eq!((written.len() as u64, of_flows.len() as u64), (FLOWS, FLOWS), "one event of each");

@@ -270,15 +270,15 @@ async fn lost(stage: &Stage<RedisCluster>, ended: &[Ended]) -> usize {
 
 /// Waits until the replica of a node has what the node has, and gives it.
 fn replica_of(cluster: &RedisCluster, primary: usize) -> usize {
-    let said = |node: usize, name: &str| {
+    let info_of = |node: usize, name: &str| {
         let info = cluster.nodes()[node].raw(0, &["INFO", "replication"]);
         info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')?.trim().parse::<u64>().ok())
     };
     let port = cluster.nodes()[primary].port();
     let nodes = 0..cluster.nodes().len();
-    let replica = nodes.clone().find(|node| said(*node, "master_port") == Some(port.into())).unwrap();
-    let written = said(primary, "master_repl_offset");
-    let has_all = || (said(replica, "slave_repl_offset") >= written).then_some(());
+    let replica = nodes.clone().find(|node| info_of(*node, "master_port") == Some(port.into())).unwrap();
+    let written = info_of(primary, "master_repl_offset");
+    let has_all = || (info_of(replica, "slave_repl_offset") >= written).then_some(());
     wait_until_blocking(has_all, PATIENCE, "the replica has everything");
     replica
 }
@@ -354,7 +354,7 @@ async fn dead_primaries_cost_nothing_that_was_replicated() {
 
 /// A change that is made at that node meanwhile would be missed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nobody_leans_on_what_was_read_while_a_node_is_not_heard() {
+async fn no_watch_relies_on_what_was_read_while_a_node_is_not_subscribed() {
     let config = Config { layout: Layout::HashTag, ..Config::default() };
     let stage = Stage::with(RedisCluster::start(), config).await;
     let begun = || async { stage.identities().watch_identities(wire::WatchIdentitiesRequest {}).await.ok() };
@@ -362,7 +362,7 @@ async fn nobody_leans_on_what_was_read_while_a_node_is_not_heard() {
     let node = &stage.redis.nodes()[stage.redis.primary_of("{1}:x")];
     let cut = node.raw(0, &["CLIENT", "KILL", "TYPE", "pubsub"]);
     assert!(cut.starts_with(':') && !cut.starts_with(":0"), "{cut}");
-    let ended = async { while changes.message().await.is_ok_and(|told| told.is_some()) {} };
+    let ended = async { while changes.message().await.is_ok_and(|answer| answer.is_some()) {} };
     tokio::time::timeout(PATIENCE, ended).await.expect("the watch goes on as if nothing was missed");
     wait_until(begun, PATIENCE, "every node is heard again").await;
 }

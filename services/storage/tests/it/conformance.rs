@@ -78,7 +78,7 @@ impl<W: fmt::Debug> Chances<W> {
 }
 
 /// Requests of actors, of a family whose requests have ids.
-pub(crate) trait Asking {
+pub(crate) trait Requesting {
     type Call: fmt::Debug + Clone;
     type Answer: fmt::Debug;
 
@@ -99,7 +99,7 @@ pub(crate) trait Asking {
     fn check_answer(&self, who: u32, call: &Self::Call, answer: &Self::Answer, end: End);
 
     /// Asks, and checks that it came to what it should.
-    async fn ask(&mut self, stage: &Stage<impl Redis>, who: u32, call: Self::Call) {
+    async fn request(&mut self, stage: &Stage<impl Redis>, who: u32, call: Self::Call) {
         let end = self.expect(who, &call);
         let answer = self.perform(stage, who, call.clone()).await;
         let Some(answer) = end.meets(answer, &format!("{who} asks {call:?}")) else { return };
@@ -117,7 +117,7 @@ pub(crate) struct Kept {
     /// Last change of each context, and of what belongs to none.
     revisions: BTreeMap<u32, u64>,
     /// Changes of a stage's context without an event.
-    untold: BTreeSet<u64>,
+    without_events: BTreeSet<u64>,
 }
 
 impl Kept {
@@ -155,8 +155,8 @@ impl Kept {
     }
 
     /// Notes changes of a stage's context that have no event.
-    pub(crate) fn untold(&mut self, revisions: &BTreeSet<u64>) {
-        self.untold.clone_from(revisions);
+    pub(crate) fn without_events(&mut self, revisions: &BTreeSet<u64>) {
+        self.without_events.clone_from(revisions);
     }
 
     /// A flow that has its nodes and is not over.
@@ -196,11 +196,11 @@ impl Kept {
         let mut kept = Self::default();
         for (context, connection) in places(stage).await {
             let names = connection.cmd(Cmd::new("KEYS").arg("*")).await.unwrap().texts().unwrap();
-            let mut ask = Pipeline::new();
+            let mut query = Pipeline::new();
             for name in &names {
-                ask.cmd(Cmd::new("TTL").arg(name));
+                query.cmd(Cmd::new("TTL").arg(name));
             }
-            for (name, left) in names.iter().zip(connection.pipeline(&ask).await.unwrap()) {
+            for (name, left) in names.iter().zip(connection.pipeline(&query).await.unwrap()) {
                 let name = name_of(stage.layout, context, name);
                 if !name.ends_with(" event_marks") {
                     kept.keys.insert(name, left.unwrap().int().unwrap() >= 0);
@@ -219,10 +219,10 @@ impl Kept {
         let (lost, left) = (keys(&self.keys, &there), keys(&there, &self.keys));
         assert!(lost.is_empty() && left.is_empty(), "missing: {lost:?}; nobody owns: {left:?}");
         for (context, revision) in self.revisions {
-            let told = told(stage, ContextId(context)).await;
-            let is_told = |revision: &u64| context != CONTEXT || !self.untold.contains(revision);
-            let changes: Vec<u64> = (1..=revision).filter(is_told).collect();
-            assert_eq!(told, changes, "the changes of context {context}");
+            let revisions = event_revisions(stage, ContextId(context)).await;
+            let has_events = |revision: &u64| context != CONTEXT || !self.without_events.contains(revision);
+            let changes: Vec<u64> = (1..=revision).filter(has_events).collect();
+            assert_eq!(revisions, changes, "the changes of context {context}");
         }
     }
 }
@@ -250,24 +250,24 @@ fn name_of(layout: Layout, context: Option<u32>, key: &str) -> String {
 }
 
 /// The changes that have events in a context; checks that the events of each are counted from 1.
-async fn told(stage: &Stage<impl Redis>, context: ContextId) -> Vec<u64> {
+async fn event_revisions(stage: &Stage<impl Redis>, context: ContextId) -> Vec<u64> {
     let (layout, global) = (stage.layout, GlobalKeys::new(stage.layout));
     let keys = ContextKeys::new(layout, context);
     let events = if context.0 == 0 { global.events() } else { keys.events() };
     let connection = stage.kv.at(layout.database(context), &layout.tag(context));
     let events = connection.cmd(Cmd::new("XRANGE").arg(&events).arg("-").arg("+")).await.unwrap();
-    let (mut told, mut last) = (Vec::new(), 0);
+    let (mut revisions, mut last) = (Vec::new(), 0);
     for event in events.entries().unwrap() {
         let (revision, n) = event.id.split_once('-').unwrap();
         let n: u64 = n.parse().unwrap();
         assert_eq!(n, if n == 1 { 1 } else { last + 1 }, "event {} of context {context}", event.id);
         if n == 1 {
-            told.push(revision.parse().unwrap());
+            revisions.push(revision.parse().unwrap());
         }
-        assert_eq!(told.last().map(ToString::to_string).as_deref(), Some(revision));
+        assert_eq!(revisions.last().map(ToString::to_string).as_deref(), Some(revision));
         last = n;
     }
-    told
+    revisions
 }
 
 /// Lets the service, which is on the same thread, notice who came and who left.
@@ -358,19 +358,19 @@ impl End {
 
 /// The requests that were carried out, by who asked and their ids.
 #[derive(Debug)]
-pub(crate) struct Asked<C> {
+pub(crate) struct PastRequests<C> {
     calls: BTreeMap<(u32, String), C>,
     /// The last one last.
     order: Vec<(u32, String)>,
 }
 
-impl<C> Default for Asked<C> {
+impl<C> Default for PastRequests<C> {
     fn default() -> Self {
         Self { calls: BTreeMap::new(), order: Vec::new() }
     }
 }
 
-impl<C: PartialEq + Clone> Asked<C> {
+impl<C: PartialEq + Clone> PastRequests<C> {
     /// Expected outcome of a call whose request id was used before.
     pub(crate) fn before(&self, who: u32, request_id: &str, call: &C) -> Option<End> {
         let known = self.calls.get(&(who, request_id.to_owned()))?;

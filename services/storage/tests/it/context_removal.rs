@@ -60,7 +60,7 @@ async fn drops(stage: &Stage<impl Redis>, router: &mut Router) -> Vec<u32> {
 /// Nothing is left of the context.
 async fn assert_gone(stage: &Stage<impl Redis>) {
     let all = Cmd::new("KEYS").arg(&format!("{}*", stage.keys().prefix()));
-    assert_eq!(stage.ask(all).await.texts().unwrap(), [""; 0]);
+    assert_eq!(stage.command(all).await.texts().unwrap(), [""; 0]);
     let (global, zero) = stage.global();
     let listed = zero.cmd(Cmd::new("SISMEMBER").arg(&global.contexts()).arg(CONTEXT)).await.unwrap();
     assert_eq!(listed.int(), Ok(0));
@@ -128,9 +128,9 @@ async fn supervisors_forget_it_first(stage: Stage<impl Redis>) {
     }
     let mut router = stage.router("r").await;
     let deleted = deleting(&stage);
-    let mut asked = drops(&stage, &mut router).await;
-    asked.sort_unstable();
-    assert_eq!(asked, [3, 8]);
+    let mut runners = drops(&stage, &mut router).await;
+    runners.sort_unstable();
+    assert_eq!(runners, [3, 8]);
 
     // Meanwhile it can be read, takes no changes, and cannot be watched.
     assert_eq!(&events.message().await.unwrap().unwrap().event_json[..], br#"{"kind":"context"}"#);
@@ -152,7 +152,7 @@ async fn supervisors_forget_it_first(stage: Stage<impl Redis>) {
     router.dropped(&stage.context_uid, 3).await;
     router.dropped(&model::ContextUid::random().to_string(), 8).await;
     let left = || async {
-        let left = stage.ask(Cmd::new("SMEMBERS").arg(&stage.keys().drops())).await.texts().unwrap();
+        let left = stage.command(Cmd::new("SMEMBERS").arg(&stage.keys().drops())).await.texts().unwrap();
         (left == ["8"]).then_some(())
     };
     wait_until(left, PATIENCE, "one supervisor is left").await;
@@ -187,20 +187,20 @@ async fn supervisors_of_deleted_runners_forget_it_as_well(stage: Stage<impl Redi
         delete_runner(&stage, id).await;
     }
     // As after some days: the record that says where its supervisor was is gone.
-    stage.ask(Cmd::new("DEL").arg(&stage.keys().runner(RunnerId(9)))).await;
+    stage.command(Cmd::new("DEL").arg(&stage.keys().runner(RunnerId(9)))).await;
     let mut router = stage.router("r").await;
     let deleted = deleting(&stage);
-    let mut asked = drops(&stage, &mut router).await;
-    asked.sort_unstable();
-    assert_eq!(asked, [3, 8]);
+    let mut runners = drops(&stage, &mut router).await;
+    runners.sort_unstable();
+    assert_eq!(runners, [3, 8]);
     router.dropped(&stage.context_uid, 3).await;
     let left = || async {
-        let left = stage.ask(Cmd::new("SMEMBERS").arg(&stage.keys().drops())).await.texts().unwrap();
+        let left = stage.command(Cmd::new("SMEMBERS").arg(&stage.keys().drops())).await.texts().unwrap();
         (left == ["8"]).then_some(())
     };
     wait_until(left, PATIENCE, "only one is waited for").await;
     // The days may also pass meanwhile.
-    stage.ask(Cmd::new("DEL").arg(&stage.keys().runner(RunnerId(8)))).await;
+    stage.command(Cmd::new("DEL").arg(&stage.keys().runner(RunnerId(8)))).await;
     drop(router);
     let _other = stage.router("s").await;
     deleted.await.unwrap().unwrap();
@@ -212,7 +212,7 @@ async fn many_deleted_runners_are_no_obstacle(stage: Stage<impl Redis>) {
     let long_gone = (1..=9000).fold(Cmd::new("ZADD").arg(&stage.keys().runners_deleted()), |all, id: u32| {
         all.arg(u64::from(id)).arg(u64::from(id))
     });
-    stage.ask(long_gone).await;
+    stage.command(long_gone).await;
     let _router = stage.router("r").await;
     delete(&stage, Identity::Admin).await.unwrap();
     assert_gone(&stage).await;
@@ -237,7 +237,7 @@ async fn another_storage_goes_on_where_one_stopped(mut stage: Stage<impl Redis>)
 
 async fn until_no_record(stage: &Stage<impl Redis>) {
     let gone = || async {
-        let there = stage.ask(Cmd::new("EXISTS").arg(&stage.keys().context())).await.int().unwrap();
+        let there = stage.command(Cmd::new("EXISTS").arg(&stage.keys().context())).await.int().unwrap();
         (there == 0).then_some(())
     };
     wait_until(gone, PATIENCE, "the context is gone").await;
@@ -248,7 +248,7 @@ async fn each_step_is_taken_up_again(mut stage: Stage<impl Redis>) {
     let keys = stage.keys();
     // As if a storage had died when all but the last two steps were done.
     let set = Cmd::new("HSET").arg(&keys.context()).arg("state").arg("deleting").arg("emptied").arg("1");
-    stage.ask(set).await;
+    stage.command(set).await;
     stage.start().await;
     until_no_record(&stage).await;
     assert_gone(&stage).await;
@@ -260,7 +260,7 @@ async fn each_step_is_taken_up_again(mut stage: Stage<impl Redis>) {
         if left {
             let record =
                 Cmd::new("HSET").arg(&keys.context()).arg("uid").arg(&uid).arg("state").arg("deleting");
-            stage.ask(record.arg("emptied").arg("1")).await;
+            stage.command(record.arg("emptied").arg("1")).await;
         }
         let mark = Cmd::new("HSET").arg(&global.ids()).arg(&format!("removing:{CONTEXT}")).arg(&uid);
         zero.cmd(mark).await.unwrap();
@@ -271,7 +271,7 @@ async fn each_step_is_taken_up_again(mut stage: Stage<impl Redis>) {
 
     // An unpublished context may have left its record: the creation of a new context overwrites it.
     let old = Cmd::new("HSET").arg(&keys.context()).arg("uid").arg(&uid).arg("state").arg("deleting");
-    stage.ask(old.arg("emptied").arg("1")).await;
+    stage.command(old.arg("emptied").arg("1")).await;
     let again = v1::CreateContextRequest {
         request_id: "again".to_owned(),
         id: CONTEXT,

@@ -83,7 +83,7 @@ async fn it_is_kept_as_one_that_was_made_in_three_steps(stage: Stage<impl Redis>
     let node: FlowNode = serde_json::from_str(&nodes["4"]).unwrap();
     assert_eq!((node.job_id, node.depends), (JobId(4), vec![JobId(3)]));
     let of_active = Cmd::new("SISMEMBER").arg(&keys.flows_active()).arg(&format!("{}-{}", flow.id, flow.uid));
-    assert_eq!(stage.ask(of_active).await.int(), Ok(1));
+    assert_eq!(stage.command(of_active).await.int(), Ok(1));
     assert_eq!((stage.counted("flows_open").await, stage.counted("jobs_open").await), (2, 4));
 
     // It is driven from there on.
@@ -96,7 +96,7 @@ async fn its_making_and_its_start_are_told(stage: Stage<impl Redis>) {
     let made = stage.flows().create_flow(whole(1, &script("true"))).await.unwrap().into_inner();
     let flow = made.flow.unwrap().flow.unwrap();
     let (id, revision) = (flow.id, flow.revision);
-    let entries = stage.ask(Cmd::new("XRANGE").arg(&stage.keys().events()).arg("-").arg("+")).await;
+    let entries = stage.command(Cmd::new("XRANGE").arg(&stage.keys().events()).arg("-").arg("+")).await;
     let told: Vec<(String, String)> = entries
         .entries()
         .unwrap()
@@ -132,7 +132,7 @@ async fn the_same_request_has_one_flow(stage: Stage<impl Redis>) {
     assert_eq!(next.first_job_id, 4);
 }
 
-async fn ids_of_jobs_are_given_once_whoever_gives_them(stage: Stage<impl Redis>) {
+async fn ids_of_jobs_are_given_once_to_flows_and_drafts(stage: Stage<impl Redis>) {
     let spec = v1::JobSpec {
         script_type: v1::ScriptType::Shell.into(),
         script: Some(v1::Script { source: Some(v1::script::Source::Text("true".into())) }),
@@ -160,7 +160,7 @@ async fn ids_of_jobs_are_given_once_whoever_gives_them(stage: Stage<impl Redis>)
 }
 
 async fn what_is_refused_leaves_nothing(stage: Stage<impl Redis>) {
-    let before = stage.ask(Cmd::new("DBSIZE")).await.int();
+    let before = stage.command(Cmd::new("DBSIZE")).await.int();
     let create = async |request| failure(stage.flows().create_flow(request).await);
     let blob = BlobRef { sha256: BlobHash::of(b"nowhere"), size: 7 };
     let missing = JobSpec { script: ScriptSource::Blob(blob), ..script("") };
@@ -175,7 +175,7 @@ async fn what_is_refused_leaves_nothing(stage: Stage<impl Redis>) {
     assert_eq!(create(of_nobody).await.0, Code::InvalidArgument);
     let of_another = wire::CreateFlowRequest { caller_id: ADMIN, ..whole(1, &script("true")) };
     assert_eq!(create(of_another).await.0, Code::PermissionDenied);
-    assert_eq!(stage.ask(Cmd::new("DBSIZE")).await.int(), before);
+    assert_eq!(stage.command(Cmd::new("DBSIZE")).await.int(), before);
     let made = stage.flows().create_flow(whole(2, &script("true"))).await.unwrap().into_inner();
     assert_eq!(made.first_job_id, 1);
 }
@@ -215,7 +215,7 @@ async fn what_goes_before_all_others_is_for_admins(stage: Stage<impl Redis>) {
 }
 
 /// Storage caches the context for later flows, yet a lost role takes effect at once.
-async fn nobody_submits_by_a_role_that_is_over(stage: Stage<impl Redis>) {
+async fn no_actor_submits_by_a_role_that_is_over(stage: Stage<impl Redis>) {
     let request = wire::CreateFlowRequest {
         request_id: "r".to_owned(),
         request_hash: "aa".to_owned(),
@@ -254,9 +254,9 @@ scenarios!(
     it_is_kept_as_one_that_was_made_in_three_steps,
     its_making_and_its_start_are_told,
     the_same_request_has_one_flow,
-    ids_of_jobs_are_given_once_whoever_gives_them,
+    ids_of_jobs_are_given_once_to_flows_and_drafts,
     what_is_refused_leaves_nothing,
-    nobody_submits_by_a_role_that_is_over,
+    no_actor_submits_by_a_role_that_is_over,
     more_than_one_change_takes_is_left_to_be_added,
     what_goes_before_all_others_is_for_admins,
 );

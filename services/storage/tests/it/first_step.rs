@@ -129,8 +129,8 @@ async fn kept_nodes(stage: &Stage<impl Redis>, flow: u32, first: u32) -> Vec<Flo
 }
 
 /// Events of a flow's nodes in the stream, but for numbers.
-async fn told(stage: &Stage<impl Redis>, flow: u32, job: u32) -> Vec<Value> {
-    let entries = stage.ask(Cmd::new("XRANGE").arg(&stage.keys().events()).arg("-").arg("+")).await;
+async fn events_of(stage: &Stage<impl Redis>, flow: u32, job: u32) -> Vec<Value> {
+    let entries = stage.command(Cmd::new("XRANGE").arg(&stage.keys().events()).arg("-").arg("+")).await;
     let events = entries.entries().unwrap().into_iter().map(|entry| {
         let event: Value = serde_json::from_slice(entry.field("e").unwrap()).unwrap();
         event
@@ -183,8 +183,8 @@ async fn it_is_kept_as_one_that_came_later(stage: Stage<impl Redis>) {
     let job = |id| keys.job(ActorId(EXECUTOR), JobId(id));
     assert_eq!(kept(&stage, &job(3)).await, kept(&stage, &job(1)).await);
     assert_eq!(kept_nodes(&stage, flow.id, 3).await, kept_nodes(&stage, later.id, 1).await);
-    assert_eq!(told(&stage, flow.id, 3).await, told(&stage, later.id, 1).await);
-    assert_eq!(told(&stage, flow.id, 3).await.len(), 2);
+    assert_eq!(events_of(&stage, flow.id, 3).await, events_of(&stage, later.id, 1).await);
+    assert_eq!(events_of(&stage, flow.id, 3).await.len(), 2);
 
     // The message names the attempt by the numbers that everything has now.
     let held = router.take(2).await;
@@ -201,9 +201,9 @@ async fn it_is_kept_as_one_that_came_later(stage: Stage<impl Redis>) {
     assert_eq!(job_keys, job_key.to_string());
     assert_eq!(nodes.as_bytes(), [b"[", &held[1].nodes[0][..], b"]"].concat());
     let carriers = Cmd::new("SMEMBERS").arg(&keys.flow_messages(FlowId(flow.id)));
-    assert_eq!(stage.ask(carriers).await.texts().unwrap(), [of_message(MESSAGE)]);
+    assert_eq!(stage.command(carriers).await.texts().unwrap(), [of_message(MESSAGE)]);
     let due = Cmd::new("ZSCORE").arg(&keys.due()).arg(&format!("{}-{uid}", flow.id));
-    assert_eq!(stage.ask(due).await.text().unwrap(), "1763690060.125");
+    assert_eq!(stage.command(due).await.text().unwrap(), "1763690060.125");
 
     // It is driven from there on.
     let mut running = later.made(record, 3);
@@ -233,7 +233,7 @@ async fn more_than_a_first_step_has_is_left_to_be_made(stage: Stage<impl Redis>)
 }
 
 async fn what_is_no_step_is_refused_by_its_name(stage: Stage<impl Redis>) {
-    let before = stage.ask(Cmd::new("DBSIZE")).await.int();
+    let before = stage.command(Cmd::new("DBSIZE")).await.int();
     let refused = async |change: fn(&mut wire::FirstStep), field: &str| {
         let mut request = with_first_step(FlowUid::random());
         change(request.first_step.as_mut().unwrap());
@@ -250,7 +250,7 @@ async fn what_is_no_step_is_refused_by_its_name(stage: Stage<impl Redis>) {
     let of_nothing = |step: &mut wire::FirstStep| step.messages[0].nodes = vec![Bytes::from_static(b"{}")];
     refused(of_nothing, "first_step.messages").await;
     refused(|step| step.nodes.truncate(1), "nodes").await;
-    assert_eq!(stage.ask(Cmd::new("DBSIZE")).await.int(), before);
+    assert_eq!(stage.command(Cmd::new("DBSIZE")).await.int(), before);
 }
 
 scenarios!(

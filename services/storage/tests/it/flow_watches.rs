@@ -37,7 +37,7 @@ async fn next(events: &mut Events) -> (Value, String) {
 }
 
 /// Flow, status and generation of an event.
-fn standing(event: &Value) -> (u64, String, u64) {
+fn flow_state(event: &Value) -> (u64, String, u64) {
     assert_eq!(event["kind"], "flow", "{event}");
     let status = event["status"].as_str().unwrap_or("gone").to_owned();
     (event["flow_id"].as_u64().unwrap(), status, event["generation"].as_u64().unwrap())
@@ -83,12 +83,12 @@ async fn flows_are_told_with_whose_they_are_and_without_their_nodes(stage: Stage
     assert!(!stage.push(&other, &FlowInput::Cancel { grace_secs: 5 }).await);
     remove(&stage, &flow).await;
 
-    let (mut told, mut all) = (Vec::new(), Vec::new());
-    while told.last().is_none_or(|(_, status, _)| status != "gone") {
+    let (mut received, mut all) = (Vec::new(), Vec::new());
+    while received.last().is_none_or(|(_, status, _)| status != "gone") {
         let (event, position) = next(&mut events).await;
         assert_eq!((&event["name"], &event["caller_id"]), (&"flow".into(), &EXECUTOR.into()), "{event}");
         assert!(event["created_at"].is_number(), "{event}");
-        told.push(standing(&event));
+        received.push(flow_state(&event));
         all.push((event, position));
     }
     let (first, second) = (u64::from(flow.id), u64::from(other.id));
@@ -103,7 +103,7 @@ async fn flows_are_told_with_whose_they_are_and_without_their_nodes(stage: Stage
         (second, "started"),
         (first, "gone"),
     ];
-    assert_eq!(told, expected.map(|(flow, status)| (flow, status.to_owned(), 1)));
+    assert_eq!(received, expected.map(|(flow, status)| (flow, status.to_owned(), 1)));
     assert!(all[7].0["cancel_requested_time"].is_number());
 
     // A watch from any of these positions receives the later events, and the mark that there are no more.
@@ -135,7 +135,7 @@ async fn nothing_falls_between_a_page_and_what_follows_it(stage: Stage<impl Redi
     end(&stage, &mut flow).await;
     let mut events = watch(&stage, &page.position).await;
     assert_eq!(next(&mut events).await, (Value::Null, page.position.clone()));
-    assert_eq!(standing(&next(&mut events).await.0), (u64::from(flow.id), "finished".to_owned(), 1));
+    assert_eq!(flow_state(&next(&mut events).await.0), (u64::from(flow.id), "finished".to_owned(), 1));
     assert_eq!(next(&mut events).await.0, Value::Null, "this was all");
 
     // To be watched flows come in short: their variables and their result may be long.
@@ -160,14 +160,14 @@ async fn an_end_is_told_with_a_result_that_is_short_and_whole(stage: Stage<impl 
         change.result = [("k".to_owned(), "\"".repeat(bytes / 2))].into();
         change.result_truncated = truncated;
         let result = serde_json::to_value(&change.result).unwrap();
-        let is_told = result.to_string().len() <= 1024 && !truncated;
+        let is_included = result.to_string().len() <= 1024 && !truncated;
         stage.apply(&mut flow, end).await;
-        let mut told = Value::Null;
-        while told["status"] != "finished" {
-            told = next(&mut events).await.0;
-            assert!(told["status"] == "finished" || told.get("result").is_none(), "{told}");
+        let mut received = Value::Null;
+        while received["status"] != "finished" {
+            received = next(&mut events).await.0;
+            assert!(received["status"] == "finished" || received.get("result").is_none(), "{received}");
         }
-        assert_eq!(told.get("result"), Some(&result).filter(|_| is_told), "{bytes} {truncated}");
+        assert_eq!(received.get("result"), Some(&result).filter(|_| is_included), "{bytes} {truncated}");
     }
 }
 
@@ -175,12 +175,12 @@ async fn what_others_wrote_into_a_flow_does_not_spoil_its_events(stage: Stage<im
     let mut flow = stage.started(1).await;
     let key = stage.keys().flow(FlowId(flow.id));
     let spoil = Cmd::new("HSET").arg(&key).arg("name").arg("a\",\"status\":\"x").arg("caller_id").arg("2}");
-    stage.ask(spoil).await;
+    stage.command(spoil).await;
     let mut events = watch(&stage, "").await;
     next(&mut events).await;
     end(&stage, &mut flow).await;
     let (event, _) = next(&mut events).await;
-    assert_eq!(standing(&event), (u64::from(flow.id), "finished".to_owned(), 1));
+    assert_eq!(flow_state(&event), (u64::from(flow.id), "finished".to_owned(), 1));
     assert_eq!((event.get("name"), event.get("caller_id")), (None, None));
 }
 
@@ -192,12 +192,12 @@ async fn only_readers_may_watch_flows_and_only_flows(stage: Stage<impl Redis>) {
     assert_eq!(failure(stage.flows().watch_events(both).await).0, Code::InvalidArgument);
     let mut events = watch(&stage, "").await;
     next(&mut events).await;
-    stage.ask(Cmd::new("HSET").arg(&stage.keys().context()).arg("readers").arg("[]")).await;
+    stage.command(Cmd::new("HSET").arg(&stage.keys().context()).arg("readers").arg("[]")).await;
     let id = format!("{}-1", stage.revision().await + 1);
-    stage.ask(Cmd::new("HINCRBY").arg(&stage.keys().ids()).arg("revision").arg(1)).await;
+    stage.command(Cmd::new("HINCRBY").arg(&stage.keys().ids()).arg("revision").arg(1)).await;
     let add = Cmd::new("XADD").arg(&stage.keys().events()).arg(&id).arg("e").arg(r#"{"kind":"context"}"#);
-    stage.ask(add.arg("b").arg("00000000000000aa")).await;
-    stage.ask(Cmd::new("PUBLISH").arg(&stage.keys().hint_channel()).arg("")).await;
+    stage.command(add.arg("b").arg("00000000000000aa")).await;
+    stage.command(Cmd::new("PUBLISH").arg(&stage.keys().hint_channel()).arg("")).await;
     assert_eq!(failure(events.message().await).0, Code::NotFound, "its role was taken away");
 }
 

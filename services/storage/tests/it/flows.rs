@@ -27,7 +27,7 @@ async fn a_request_id_has_one_effect() {
         made.insert((answer.flow.unwrap().flow.unwrap().uid, answer.first_job_id));
     }
     assert_eq!(made.len(), 1);
-    assert_eq!(stage.ask(Cmd::new("ZCARD").arg(&stage.keys().flows())).await.int(), Ok(1));
+    assert_eq!(stage.command(Cmd::new("ZCARD").arg(&stage.keys().flows())).await.int(), Ok(1));
     let other = wire::CreateFlowRequest { request_hash: "bb".to_owned(), ..request };
     let refused = failure(stage.flows().create_flow(other).await);
     assert_eq!(refused, (Code::AlreadyExists, "REQUEST_ID_REUSED".to_owned()));
@@ -36,10 +36,10 @@ async fn a_request_id_has_one_effect() {
 #[tokio::test]
 async fn ids_are_given_once() {
     let stage = Stage::new(Layout::Database).await;
-    let wished = wire::CreateFlowRequest { flow_id: 2, ..create(3) };
-    let first = stage.flows().create_flow(wished.clone()).await.unwrap().into_inner();
+    let request = wire::CreateFlowRequest { flow_id: 2, ..create(3) };
+    let first = stage.flows().create_flow(request.clone()).await.unwrap().into_inner();
     assert_eq!((first.flow.unwrap().flow.unwrap().id, first.first_job_id), (2, 1));
-    assert_eq!(failure(stage.flows().create_flow(wished).await).0, Code::AlreadyExists);
+    assert_eq!(failure(stage.flows().create_flow(request).await).0, Code::AlreadyExists);
     let mut ids = BTreeSet::from([2]);
     let mut jobs = BTreeSet::from([1]);
     let calls = (0..30).map(|_| {
@@ -128,7 +128,7 @@ async fn who_takes_a_flow_fences_the_former_owner() {
 async fn a_removed_flow_leaves_nothing() {
     let stage = Stage::new(Layout::Database).await;
     let clean: BTreeSet<String> =
-        stage.ask(Cmd::new("KEYS").arg("*")).await.texts().unwrap().into_iter().collect();
+        stage.command(Cmd::new("KEYS").arg("*")).await.texts().unwrap().into_iter().collect();
     let blob = put(&stage, b"echo hello").await;
     let answer = stage.flows().create_flow(create(250)).await.unwrap().into_inner();
     let mut flow = stage.created(1).await;
@@ -137,8 +137,8 @@ async fn a_removed_flow_leaves_nothing() {
     let job = JobSpec { script: ScriptSource::Blob(blob), ..script("") };
     stage.flows().add_nodes(flow.add_nodes(&job)).await.unwrap();
     let refs = stage.keys().blob_refs(blob.sha256);
-    assert_eq!(stage.ask(Cmd::new("SCARD").arg(&refs)).await.int(), Ok(250));
-    assert_eq!(stage.ask(Cmd::new("ZCARD").arg(&stage.keys().blob_idle())).await.int(), Ok(0));
+    assert_eq!(stage.command(Cmd::new("SCARD").arg(&refs)).await.int(), Ok(250));
+    assert_eq!(stage.command(Cmd::new("ZCARD").arg(&stage.keys().blob_idle())).await.int(), Ok(0));
     let owner = OwnerId::random().to_string();
     let start = wire::StartFlowRequest {
         context_id: CONTEXT,
@@ -163,7 +163,7 @@ async fn a_removed_flow_leaves_nothing() {
     stage.flows().remove_flow(remove(flow.id)).await.unwrap();
 
     let left: BTreeSet<String> =
-        stage.ask(Cmd::new("KEYS").arg("*")).await.texts().unwrap().into_iter().collect();
+        stage.command(Cmd::new("KEYS").arg("*")).await.texts().unwrap().into_iter().collect();
     let left: Vec<_> = left.difference(&clean).map(String::as_str).collect();
     // What is left is the blob, which is unreferenced now, the other flow, and messages' keys in `msg_out`,
     // which are dropped when they are taken.
@@ -176,7 +176,7 @@ async fn a_removed_flow_leaves_nothing() {
         let blob = matches!(key, K::Blob(_) | K::BlobChunk(..) | K::BlobIdle);
         assert!(other || job || blob || matches!(key, K::MsgOut), "{key:?}");
     }
-    assert_eq!(stage.ask(Cmd::new("ZCARD").arg(&stage.keys().blob_idle())).await.int(), Ok(1));
+    assert_eq!(stage.command(Cmd::new("ZCARD").arg(&stage.keys().blob_idle())).await.int(), Ok(1));
     assert_eq!(failure(stage.flows().remove_flow(remove(flow.id)).await).0, Code::NotFound);
     let again = wire::CreateFlowRequest { flow_id: flow.id, ..create(1) };
     stage.flows().create_flow(again).await.unwrap();
@@ -201,7 +201,7 @@ async fn nodes_with_many_files_are_added_and_removed_in_parts() {
     stage.flows().add_nodes(request).await.unwrap();
     assert_eq!(stage.revision().await, before + 2, "800 references a script, about");
     let idle = Cmd::new("ZCARD").arg(&stage.keys().blob_idle());
-    assert_eq!(stage.ask(idle.clone()).await.int(), Ok(0));
+    assert_eq!(stage.command(idle.clone()).await.int(), Ok(0));
     stage.push(&flow, &model::FlowInput::Cancel { grace_secs: 0 }).await;
     let remove = wire::RemoveFlowRequest {
         context_id: CONTEXT,
@@ -210,7 +210,7 @@ async fn nodes_with_many_files_are_added_and_removed_in_parts() {
         ..Default::default()
     };
     stage.flows().remove_flow(remove).await.unwrap();
-    assert_eq!(stage.ask(idle).await.int(), Ok(1600));
+    assert_eq!(stage.command(idle).await.int(), Ok(1600));
 }
 
 #[tokio::test]

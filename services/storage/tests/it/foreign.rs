@@ -14,7 +14,7 @@ use crate::stage::{ADMIN, CONTEXT, EXECUTOR, Stage};
 
 async fn hset(stage: &Stage<impl Redis>, key: &str, fields: &[(&str, &str)]) {
     let set = fields.iter().fold(Cmd::new("HSET").arg(key), |set, (name, value)| set.arg(*name).arg(*value));
-    stage.ask(set).await;
+    stage.command(set).await;
 }
 
 /// A refusal that names the record, and what of it is wrong.
@@ -87,9 +87,9 @@ async fn what_belongs_to_a_context_is_read_or_refused_by_name(stage: Stage<impl 
     let flow =
         [("id", "77"), ("caller_id", "2"), ("context_id", "1"), ("jobs", "[5]"), ("status", "Created")];
     hset(&stage, &keys.flow(FlowId(77)), &[&flow[..], &times].concat()).await;
-    stage.ask(Cmd::new("ZADD").arg(&keys.flows()).arg(9_000_000).arg(77)).await;
-    stage.ask(Cmd::new("SET").arg(&keys.flow(FlowId(78))).arg("x")).await;
-    stage.ask(Cmd::new("ZADD").arg(&keys.flows()).arg(9_000_001).arg(78)).await;
+    stage.command(Cmd::new("ZADD").arg(&keys.flows()).arg(9_000_000).arg(77)).await;
+    stage.command(Cmd::new("SET").arg(&keys.flow(FlowId(78))).arg("x")).await;
+    stage.command(Cmd::new("ZADD").arg(&keys.flows()).arg(9_000_001).arg(78)).await;
     let read = |flow_id| wire::ReadFlowRequest {
         context_id: CONTEXT,
         flow_id,
@@ -110,7 +110,7 @@ async fn what_belongs_to_a_context_is_read_or_refused_by_name(stage: Stage<impl 
 
     let runner = [("id", "9"), ("pubkey", ""), ("address", "mycelium:[400::1]"), ("topic", "runner9")];
     hset(&stage, &keys.runner(RunnerId(9)), &[&runner[..], &times].concat()).await;
-    stage.ask(Cmd::new("SADD").arg(&keys.runners()).arg(9)).await;
+    stage.command(Cmd::new("SADD").arg(&keys.runners()).arg(9)).await;
     let get = wire::ReadRunnerRequest { context_id: CONTEXT, runner_id: 9, on_behalf_of: ADMIN };
     names(stage.runners().read_runner(get).await, &["runner 9", "`revision`"]);
     let put = v1::RegisterRunnerRequest {

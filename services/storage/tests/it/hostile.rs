@@ -14,7 +14,7 @@ const JOBS: &str = r#"{"id": 1, "script": "1", "script_type": "python"}"#;
 
 async fn allow(stage: &Stage<impl Redis>, raw_publish: bool) {
     let settings = format!(r#"{{"executors_may_submit":true,"raw_publish":{raw_publish}}}"#);
-    stage.ask(Cmd::new("HSET").arg(&stage.keys().context()).arg("settings").arg(&settings)).await;
+    stage.command(Cmd::new("HSET").arg(&stage.keys().context()).arg("settings").arg(&settings)).await;
 }
 
 fn key(stage: &Stage<impl Redis>, id: u32) -> String {
@@ -24,16 +24,16 @@ fn key(stage: &Stage<impl Redis>, id: u32) -> String {
 async fn write(stage: &Stage<impl Redis>, key: &str, fields: &[(&str, &[u8])]) {
     let set =
         fields.iter().fold(Cmd::new("HSET").arg(key), |set, (field, value)| set.arg(*field).arg(*value));
-    stage.ask(set).await;
+    stage.command(set).await;
 }
 
 async fn push<'a>(stage: &Stage<impl Redis>, entry: impl Into<Arg<'a>>) {
-    stage.ask(Cmd::new("LPUSH").arg(&stage.keys().msg_out()).arg(entry)).await;
-    stage.ask(Cmd::new("PUBLISH").arg(&stage.keys().hint_channel()).arg("out")).await;
+    stage.command(Cmd::new("LPUSH").arg(&stage.keys().msg_out()).arg(entry)).await;
+    stage.command(Cmd::new("PUBLISH").arg(&stage.keys().hint_channel()).arg("out")).await;
 }
 
 async fn field(stage: &Stage<impl Redis>, key: &str, field: &str) -> String {
-    let value = stage.ask(Cmd::new("HGET").arg(key).arg(field)).await;
+    let value = stage.command(Cmd::new("HGET").arg(key).arg(field)).await;
     value.optional_text().unwrap().unwrap_or_default()
 }
 
@@ -47,7 +47,7 @@ async fn is_refused(stage: &Stage<impl Redis>, key: &str) -> String {
 async fn listed(stage: &Stage<impl Redis>) -> Vec<v1::Message> {
     let list = v1::ListMessagesRequest { context_id: CONTEXT, page_size: 1000, ..Default::default() };
     let request = wire::FindMessagesRequest { list: Some(list), on_behalf_of: ADMIN };
-    stage.letters().find_messages(request).await.unwrap().into_inner().page.unwrap().messages
+    stage.message_box().find_messages(request).await.unwrap().into_inner().page.unwrap().messages
 }
 
 async fn the_queue_goes_on_whatever_is_pushed(stage: Stage<impl Redis>) {
@@ -63,7 +63,7 @@ async fn the_queue_goes_on_whatever_is_pushed(stage: Stage<impl Redis>) {
     push(&stage, b"\xff\xfe").await;
     push(&stage, "").await;
     // What is no hash, or not any more.
-    stage.ask(Cmd::new("SET").arg(&key(&stage, 1)).arg("x")).await;
+    stage.command(Cmd::new("SET").arg(&key(&stage, 1)).arg("x")).await;
     push(&stage, &key(&stage, 1)).await;
     // No text, too much, a log that cannot be written again, a place that is no set.
     write(&stage, &key(&stage, 2), &[("job", b"\xff\xfe"), ("topic", b"\xff")]).await;
@@ -71,7 +71,7 @@ async fn the_queue_goes_on_whatever_is_pushed(stage: Stage<impl Redis>) {
     write(&stage, &key(&stage, 3), &[("job", JOBS.as_bytes()), ("topic", &much)]).await;
     write(&stage, &key(&stage, 4), &[("logs", b"[1e999, {\"a\": 1}]")]).await;
     write(&stage, &key(&stage, 5), &[("revision", b"1"), ("flow_id", b"9"), ("logs", b"x")]).await;
-    stage.ask(Cmd::new("SET").arg(&format!("{prefix}flow:9:messages")).arg("x")).await;
+    stage.command(Cmd::new("SET").arg(&format!("{prefix}flow:9:messages")).arg("x")).await;
     let fields: Vec<String> = (0..20_000).map(|n| format!(r#""field-{n}":0"#)).collect();
     let wrong = format!("{{{}}}", fields.join(","));
     write(&stage, &key(&stage, 6), &[("job", wrong.as_bytes())]).await;
@@ -92,13 +92,13 @@ async fn the_queue_goes_on_whatever_is_pushed(stage: Stage<impl Redis>) {
         assert_eq!(stage.hash(other).await.len(), 1, "{other}");
     }
     let held = Cmd::new("ZRANGE").arg(&stage.keys().msg_out_coordinator()).arg(0).arg(-1);
-    assert_eq!(stage.ask(held).await.texts().unwrap(), [key(&stage, 7)]);
+    assert_eq!(stage.command(held).await.texts().unwrap(), [key(&stage, 7)]);
     let found = listed(&stage).await;
     assert_eq!(found.len(), 6, "all but what is no hash are listed");
 
     // What a router holds may become anything meanwhile.
-    stage.ask(Cmd::new("DEL").arg(&key(&stage, 7))).await;
-    stage.ask(Cmd::new("SET").arg(&key(&stage, 7)).arg("x")).await;
+    stage.command(Cmd::new("DEL").arg(&key(&stage, 7))).await;
+    stage.command(Cmd::new("SET").arg(&key(&stage, 7)).arg("x")).await;
     write(&stage, &key(&stage, 8), &[("job", JOBS.as_bytes())]).await;
     push(&stage, &key(&stage, 8)).await;
     drop(router);
@@ -116,7 +116,7 @@ async fn a_step_is_made_whole_whatever_stands_where_its_messages_are(stage: Stag
     let mut flow = stage.started(3).await;
     let of = |id| stage.keys().message(ActorId(EXECUTOR), MessageId(id));
     // Where messages of ours are to be.
-    stage.ask(Cmd::new("SET").arg(&of(1)).arg("x")).await;
+    stage.command(Cmd::new("SET").arg(&of(1)).arg("x")).await;
     write(&stage, &of(2), &[("recipient", b"aa"), ("open", b"7")]).await;
     let messages = (1..=3).map(|id| flow.message(id)).collect();
     let step = wire::CommitRequest { messages, ..flow.step() };
@@ -126,8 +126,8 @@ async fn a_step_is_made_whole_whatever_stands_where_its_messages_are(stage: Stag
         assert_eq!((&*message["open"], message.contains_key("recipient")), ("2", false), "{id}");
     }
     // Where they were.
-    stage.ask(Cmd::new("DEL").arg(&of(1))).await;
-    stage.ask(Cmd::new("SET").arg(&of(1)).arg("x")).await;
+    stage.command(Cmd::new("DEL").arg(&of(1))).await;
+    stage.command(Cmd::new("SET").arg(&of(1)).arg("x")).await;
     write(&stage, &of(2), &[("open", b"many")]).await;
     let ended = |place: u32| wire::NodeCommit {
         job_id: flow.first_job + place,
@@ -184,11 +184,14 @@ async fn nothing_passes_for_ours(stage: Stage<impl Redis>) {
     let publish = wire::PublishRequest { message: Some(message), on_behalf_of: EXECUTOR };
     // Out behind them, so that they were looked at when it comes.
     drop(router);
-    let sent = stage.letters().publish(publish).await.unwrap().into_inner().message.unwrap();
+    let sent = stage.message_box().publish(publish).await.unwrap().into_inner().message.unwrap();
     router = stage.router("r").await;
     assert_eq!(router.take(1).await.remove(0).message_key, sent.key);
     let held = Cmd::new("ZRANGE").arg(&stage.keys().msg_out_coordinator()).arg(0).arg(-1);
-    assert_eq!(stage.ask(held).await.texts().unwrap(), [format!("{}{}", stage.keys().prefix(), sent.key)]);
+    assert_eq!(
+        stage.command(held).await.texts().unwrap(),
+        [format!("{}{}", stage.keys().prefix(), sent.key)]
+    );
 
     // Where it is allowed it is what its jobs say, the second time as well.
     allow(&stage, true).await;

@@ -28,14 +28,14 @@ async fn watch(stage: &Stage) -> Streaming<wire::WatchIdentitiesResponse> {
 
 /// Receives all changes up to `last`.
 async fn until(changes: &mut Streaming<wire::WatchIdentitiesResponse>, last: Changed) -> Vec<Changed> {
-    let mut heard = Vec::new();
-    let hear = async {
-        while heard.last() != Some(&last) {
-            heard.extend(changes.message().await.unwrap().unwrap().changed);
+    let mut received = Vec::new();
+    let receive = async {
+        while received.last() != Some(&last) {
+            received.extend(changes.message().await.unwrap().unwrap().changed);
         }
     };
-    tokio::time::timeout(PATIENCE, hear).await.expect("it is not told");
-    heard
+    tokio::time::timeout(PATIENCE, receive).await.expect("it is not told");
+    received
 }
 
 pub(crate) fn spend(actor_id: u32, token_id: &str) -> wire::SpendTokenRequest {
@@ -56,8 +56,8 @@ async fn what_changes_is_told() {
         until(&mut changes, Changed::ContextId(2)).await;
         let gone = v1::DeleteContextRequest { context_id: CONTEXT, ..Default::default() };
         stage.contexts(Identity::Actor(ActorId(ADMIN))).delete_context(gone).await.unwrap();
-        let heard = until(&mut changes, Changed::ContextId(CONTEXT)).await;
-        assert!(!heard.contains(&Changed::Everything(true)), "{heard:?}");
+        let received = until(&mut changes, Changed::ContextId(CONTEXT)).await;
+        assert!(!received.contains(&Changed::Everything(true)), "{received:?}");
     }
 }
 
@@ -84,13 +84,13 @@ async fn keys_and_roles_are_as_they_are_kept() {
         (ADMIN, u32::MAX, ""),
     ] {
         let asked = wire::ReadRoleRequest { context_id, actor_id };
-        let told = stage.identities().read_role(asked).await.unwrap().into_inner();
-        assert_eq!((told.role.as_str(), told.deleting), (role, false), "{actor_id} in {context_id}");
+        let answer = stage.identities().read_role(asked).await.unwrap().into_inner();
+        assert_eq!((answer.role.as_str(), answer.deleting), (role, false), "{actor_id} in {context_id}");
     }
 }
 
 #[tokio::test]
-async fn a_removed_actor_is_nobody() {
+async fn a_removed_actor_is_unknown() {
     let stage = Stage::new(Layout::Database).await;
     let key = GlobalKeys::new(Layout::Database).actor(ActorId(READER));
     let global = stage.kv.database(0);
@@ -133,23 +133,23 @@ async fn a_token_is_used_up_once() {
 }
 
 /// Waits until the directory says so of this.
-async fn until_said<T: PartialEq + std::fmt::Debug>(
+async fn until_directory_has<T: PartialEq + std::fmt::Debug>(
     directory: &dyn Directory,
     subject: DirectorySubject,
     wanted: T,
-    ask: impl AsyncFn() -> T,
+    read: impl AsyncFn() -> T,
 ) {
     let mut changed = directory.changes(subject);
-    let said = async {
+    let reached = async {
         loop {
             changed.borrow_and_update();
-            if ask().await == wanted {
+            if read().await == wanted {
                 return;
             }
             changed.changed().await.unwrap();
         }
     };
-    tokio::time::timeout(PATIENCE, said).await.expect("it is not said");
+    tokio::time::timeout(PATIENCE, reached).await.expect("it is not said");
 }
 
 #[tokio::test]
@@ -160,12 +160,12 @@ async fn the_directory_forgets_what_changed() {
         (DirectorySubject::Actor(ActorId(READER)), DirectorySubject::Context(ContextId(CONTEXT)));
     let role = async || directory.membership(ContextId(CONTEXT), ActorId(READER)).await.unwrap();
     let reader = Membership { role: Some(Role::Reader), is_deleting: false };
-    until_said(&*directory, context, reader, role).await;
+    until_directory_has(&*directory, context, reader, role).await;
     let since = async || {
         let known = directory.actor(ActorId(READER)).await.unwrap();
         known.map(|known| known.certificates_not_before)
     };
-    until_said(&*directory, actor, Some(None), since).await;
+    until_directory_has(&*directory, actor, Some(None), since).await;
     // Written directly to Redis, and then announced by a change of the same actor.
     let revoked = Timestamp::from_millis(1_763_690_000_125);
     let key = GlobalKeys::new(Layout::Database).actor(ActorId(READER));
@@ -173,7 +173,7 @@ async fn the_directory_forgets_what_changed() {
     stage.kv.database(0).cmd(write).await.unwrap();
     let moved = v1::UpdateActorRequest { id: READER, ..Default::default() };
     stage.actors(Identity::Admin).update_actor(moved).await.unwrap();
-    until_said(&*directory, actor, Some(Some(revoked)), since).await;
+    until_directory_has(&*directory, actor, Some(Some(revoked)), since).await;
 
     let gone = v1::DeleteContextRequest { context_id: CONTEXT, ..Default::default() };
     stage.contexts(Identity::Actor(ActorId(ADMIN))).delete_context(gone).await.unwrap();
@@ -194,5 +194,6 @@ async fn the_directory_forgets_what_changed() {
     .expect("it stays");
     // Without Redis the cache is not used, since changes would be missed meanwhile.
     stage.redis.kill9();
-    until_said(&*directory, actor, true, async || directory.actor(ActorId(READER)).await.is_err()).await;
+    until_directory_has(&*directory, actor, true, async || directory.actor(ActorId(READER)).await.is_err())
+        .await;
 }

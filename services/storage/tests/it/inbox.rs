@@ -109,22 +109,22 @@ async fn a_signal_is_kept_once_by_its_name(stage: Stage<impl Redis>) {
     assert_eq!(active(&stage).await.0, BTreeSet::new());
 }
 
-async fn a_wish_to_cancel_counts_first_and_when_it_is_sooner(stage: Stage<impl Redis>) {
+async fn a_request_to_cancel_counts_first_and_when_it_is_sooner(stage: Stage<impl Redis>) {
     let mut flow = stage.started(1).await;
     let cancel = |grace_secs| FlowInput::Cancel { grace_secs };
-    let wish = wire::PushInputRequest {
+    let request = wire::PushInputRequest {
         request_id: "1".to_owned(),
         request_hash: "aa".to_owned(),
         ..flow.push(&cancel(30))
     };
-    let first = stage.flows().push_input(wish.clone()).await.unwrap().into_inner();
+    let first = stage.flows().push_input(request.clone()).await.unwrap().into_inner();
     assert!(!first.unchanged);
     let record = first.flow.clone().unwrap();
     assert_eq!(record.cancel_grace_secs, 30);
     assert_eq!(record.last_commit, flow.last_commit, "a wish fences nobody");
-    let again = stage.flows().push_input(wish.clone()).await.unwrap().into_inner();
+    let again = stage.flows().push_input(request.clone()).await.unwrap().into_inner();
     assert_eq!(first, again, "the same request, the first answer");
-    let other = wire::PushInputRequest { request_hash: "bb".to_owned(), ..wish };
+    let other = wire::PushInputRequest { request_hash: "bb".to_owned(), ..request };
     assert_eq!(failure(stage.flows().push_input(other).await).1, "REQUEST_ID_REUSED");
     assert!(stage.push(&flow, &cancel(30)).await);
     assert!(!stage.push(&flow, &cancel(0)).await);
@@ -153,18 +153,19 @@ fn ended(flow: &Running, generation: u32) -> wire::CommitRequest {
     wire::CommitRequest { nodes: vec![node], ..flow.step() }
 }
 
-async fn a_wish_to_cancel_a_node_that_has_ended_is_answered_and_not_kept(stage: Stage<impl Redis>) {
+async fn a_request_to_cancel_a_node_that_has_ended_is_answered_and_not_kept(stage: Stage<impl Redis>) {
     let mut flow = stage.started(2).await;
     let step = ended(&flow, 1);
     stage.apply(&mut flow, step).await;
-    let wish = |place: u32, request_id: &str| wire::PushInputRequest {
+    let request = |place: u32, request_id: &str| wire::PushInputRequest {
         request_id: request_id.to_owned(),
         request_hash: "aa".to_owned(),
         ..flow.push(&FlowInput::CancelNode { job_id: JobId(flow.first_job + place) })
     };
-    let (before, kept, late, after) = (wish(0, "ended"), wish(1, "runs"), wish(0, "late"), wish(0, "after"));
-    let unchanged = async |wish: &wire::PushInputRequest| {
-        stage.flows().push_input(wish.clone()).await.unwrap().into_inner().unchanged
+    let (before, kept, late, after) =
+        (request(0, "ended"), request(1, "runs"), request(0, "late"), request(0, "after"));
+    let unchanged = async |request: &wire::PushInputRequest| {
+        stage.flows().push_input(request.clone()).await.unwrap().into_inner().unchanged
     };
     assert!(unchanged(&before).await);
     assert!(!unchanged(&kept).await && !unchanged(&kept).await);
@@ -175,8 +176,8 @@ async fn a_wish_to_cancel_a_node_that_has_ended_is_answered_and_not_kept(stage: 
     stage.apply(&mut flow, end).await;
     assert!(unchanged(&late).await);
     stage.flows().restart_flow(flow.restart()).await.unwrap();
-    for wish in [&before, &late] {
-        assert!(unchanged(wish).await, "it was for the run before");
+    for request in [&before, &late] {
+        assert!(unchanged(request).await, "it was for the run before");
     }
     let reused = wire::PushInputRequest { request_hash: "bb".to_owned(), ..before };
     assert_eq!(failure(stage.flows().push_input(reused).await).1, "REQUEST_ID_REUSED");
@@ -223,7 +224,7 @@ async fn who_waits_for_a_flow_is_touched_when_it_ends_or_goes(stage: Stage<impl 
     assert_eq!(active(&stage).await.0, BTreeSet::from([second.id, waiting.id]));
     assert_eq!(wait_for(&stage, &waiting, first.id).await, v1::FlowStatus::Finished);
     let waiters = |flow: &Running| stage.keys().flow_waiters(FlowId(flow.id));
-    assert_eq!(stage.ask(Cmd::new("EXISTS").arg(&waiters(&first))).await.int(), Ok(0));
+    assert_eq!(stage.command(Cmd::new("EXISTS").arg(&waiters(&first))).await.int(), Ok(0));
 
     // One that is not started any more, and is removed.
     let given_up = stage.created(1).await;
@@ -291,7 +292,7 @@ async fn an_inbox_has_limits(stage: Stage<impl Redis>) {
     let flow = stage.started(1).await;
     let keys = stage.keys();
     let names = (1..FLOW_SIGNALS_MAX).flat_map(|n| [format!("s{n}"), "{}".to_owned()]).collect::<Vec<_>>();
-    stage.ask(Cmd::new("HSET").arg(&keys.flow_signals(FlowId(flow.id))).args(&names)).await;
+    stage.command(Cmd::new("HSET").arg(&keys.flow_signals(FlowId(flow.id))).args(&names)).await;
     assert!(!stage.push(&flow, &signal("last")).await);
     let refused = failure(stage.flows().push_input(flow.push(&signal("one more"))).await);
     assert_eq!(refused, (Code::ResourceExhausted, "LIMIT_EXCEEDED".to_owned()));
@@ -301,7 +302,7 @@ async fn an_inbox_has_limits(stage: Stage<impl Redis>) {
     let full: Vec<_> = (1..FLOW_INPUTS_MAX).map(|_| serde_json::to_string(&node).unwrap()).collect();
     let list = keys.flow_inputs(FlowId(flow.id));
     for part in full.chunks(1000) {
-        stage.ask(Cmd::new("RPUSH").arg(&list).args(part)).await;
+        stage.command(Cmd::new("RPUSH").arg(&list).args(part)).await;
     }
     let refused = failure(stage.flows().push_input(flow.push(&node)).await);
     assert_eq!(refused.0, Code::ResourceExhausted);
@@ -327,8 +328,8 @@ async fn an_inbox_has_limits(stage: Stage<impl Redis>) {
 scenarios!(
     what_is_taken_up_is_trimmed_exactly,
     a_signal_is_kept_once_by_its_name,
-    a_wish_to_cancel_counts_first_and_when_it_is_sooner,
-    a_wish_to_cancel_a_node_that_has_ended_is_answered_and_not_kept,
+    a_request_to_cancel_counts_first_and_when_it_is_sooner,
+    a_request_to_cancel_a_node_that_has_ended_is_answered_and_not_kept,
     a_flow_that_rests_is_active_again_with_an_input,
     who_waits_for_a_flow_is_touched_when_it_ends_or_goes,
     a_flow_does_not_rest_that_was_touched_meanwhile,

@@ -55,19 +55,22 @@ async fn a_job_is_kept_as_it_was_given(stage: Stage<impl Redis>) {
 }
 
 /// The next events of a watch of the whole context.
-async fn told(events: &mut tonic::Streaming<wire::WatchEventsResponse>, count: usize) -> Vec<(String, u64)> {
-    let mut told = Vec::new();
-    while told.len() < count {
+async fn next_events(
+    events: &mut tonic::Streaming<wire::WatchEventsResponse>,
+    count: usize,
+) -> Vec<(String, u64)> {
+    let mut events_read = Vec::new();
+    while events_read.len() < count {
         let event = events.message().await.unwrap().unwrap();
         let revision = event.position.split('.').next().unwrap().parse().unwrap();
         if !event.event_json.is_empty() {
-            told.push((String::from_utf8(event.event_json.to_vec()).unwrap(), revision));
+            events_read.push((String::from_utf8(event.event_json.to_vec()).unwrap(), revision));
         }
     }
-    told
+    events_read
 }
 
-async fn whoever_watches_the_context_is_told(stage: Stage<impl Redis>) {
+async fn watchers_of_the_context_receive_events(stage: Stage<impl Redis>) {
     let begin = stage.revision().await;
     let watch = |position: &str| wire::WatchEventsRequest {
         context_id: CONTEXT,
@@ -86,10 +89,10 @@ async fn whoever_watches_the_context_is_told(stage: Stage<impl Redis>) {
         let (caller_id, job_id) = (ActorId(EXECUTOR), JobId(job.id));
         (serde_json::to_string(&ContextEvent::Job { caller_id, job_id, removed }).unwrap(), revision)
     });
-    assert_eq!(told(&mut events, 2).await, expected);
+    assert_eq!(next_events(&mut events, 2).await, expected);
     // A watch resumed from before them misses none.
     let mut events = stage.flows().watch_events(watch(&position)).await.unwrap().into_inner();
-    assert_eq!(told(&mut events, 2).await, expected);
+    assert_eq!(next_events(&mut events, 2).await, expected);
 }
 
 async fn who_may_do_what_to_jobs(stage: Stage<impl Redis>) {
@@ -115,7 +118,7 @@ async fn who_may_do_what_to_jobs(stage: Stage<impl Redis>) {
         assert_eq!(code(delete), [ok, ok, denied, unseen][i], "actor {actor} removes the executor's");
     }
     let settings = r#"{"executors_may_submit":false}"#;
-    stage.ask(Cmd::new("HSET").arg(&stage.keys().context()).arg("settings").arg(settings)).await;
+    stage.command(Cmd::new("HSET").arg(&stage.keys().context()).arg("settings").arg(settings)).await;
     assert_eq!(failure(stage.jobs(EXECUTOR).create_job(create("true")).await).0, denied);
 }
 
@@ -186,7 +189,7 @@ async fn a_script_that_is_too_long_for_a_record_is_a_blob(stage: Stage<impl Redi
             assert_eq!(kept["script"], format!("sha256:{hash}"));
             let blob = v1::BlobRef { sha256: hash.to_string(), size: bytes as u64 };
             assert_eq!(source, v1::script::Source::Blob(blob));
-            let refs = stage.ask(Cmd::new("SCARD").arg(&stage.keys().blob_refs(hash))).await;
+            let refs = stage.command(Cmd::new("SCARD").arg(&stage.keys().blob_refs(hash))).await;
             assert_eq!(refs.int(), Ok(1), "the job refers to it");
         } else {
             assert_eq!((&kept["script"], source), (&text, v1::script::Source::Text(text.clone())));
@@ -199,7 +202,7 @@ async fn a_script_that_is_too_long_for_a_record_is_a_blob(stage: Stage<impl Redi
     };
     stage.flows().keep_scripts(keep(EXECUTOR, "one")).await.unwrap();
     let blob = stage.keys().blob(model::BlobHash::of(b"one"));
-    assert_eq!(stage.ask(Cmd::new("EXISTS").arg(&blob)).await.int(), Ok(1));
+    assert_eq!(stage.command(Cmd::new("EXISTS").arg(&blob)).await.int(), Ok(1));
     assert_eq!(failure(stage.flows().keep_scripts(keep(READER, "two")).await).0, Code::PermissionDenied);
     assert_eq!(failure(stage.flows().keep_scripts(keep(STRANGER, "two")).await).0, Code::NotFound);
     let long = "x".repeat(SCRIPT_BYTES_MAX + 1);
@@ -213,7 +216,7 @@ async fn flows_take_jobs_up_in_as_many_answers_as_it_takes(stage: Stage<impl Red
         // As earlier versions have kept long ones.
         let text = format!("{n}{}", "x".repeat(700 * 1024));
         let key = stage.keys().job(ActorId(EXECUTOR), JobId(id));
-        stage.ask(Cmd::new("HSET").arg(&key).arg("script").arg(&text)).await;
+        stage.command(Cmd::new("HSET").arg(&key).arg("script").arg(&text)).await;
         ids.push(id);
     }
     let ask = |job_ids: &[u32], on_behalf_of| wire::ReadJobsRequest {
@@ -232,7 +235,7 @@ async fn flows_take_jobs_up_in_as_many_answers_as_it_takes(stage: Stage<impl Red
 }
 
 scenarios!(
-    whoever_watches_the_context_is_told,
+    watchers_of_the_context_receive_events,
     a_job_is_kept_as_it_was_given,
     who_may_do_what_to_jobs,
     jobs_are_listed_newest_first_and_those_of_a_flow_by_number,

@@ -30,7 +30,8 @@ async fn check<R: Redis>(stage: Stage<R>) {
     flow_and_job_are_as_specified(&stage).await;
 
     // Every change has raised the counter by one and left its events, without a gap.
-    let events = stage.ask(Cmd::new("XRANGE").arg(&keys.events()).arg("-").arg("+")).await.entries().unwrap();
+    let events =
+        stage.command(Cmd::new("XRANGE").arg(&keys.events()).arg("-").arg("+")).await.entries().unwrap();
     let mut revisions: Vec<u64> = Vec::new();
     for event in &events {
         assert_eq!(event.text("b").unwrap().len(), 16);
@@ -97,7 +98,7 @@ async fn flow_and_job_are_as_specified(stage: &Stage<impl Redis>) {
     assert!(deadline.since(created).as_secs() >= 60, "a minute after the start");
     let nodes = stage.hash(&keys.flow_nodes(FlowId(flow.id))).await;
     assert_eq!(nodes["1"].as_bytes(), &json(&flow.node(0))[..]);
-    let due = stage.ask(Cmd::new("ZSCORE").arg(&keys.due()).arg(&flow.member())).await.text().unwrap();
+    let due = stage.command(Cmd::new("ZSCORE").arg(&keys.due()).arg(&flow.member())).await.text().unwrap();
     assert!(due.starts_with("1763690001"), "{due}");
 
     let job = stage.hash(&keys.job(ActorId(EXECUTOR), JobId(1))).await;
@@ -128,7 +129,7 @@ async fn message_is_as_specified(stage: &Stage<impl Redis>) {
     assert_eq!((message["status"].as_str(), message["message_type"].as_str()), ("dispatched", "job"));
     assert_eq!(message["nodes"], r#"[{"n":101},{"m": 1}]"#);
     assert_eq!(message["created_at"], "1763690000.125");
-    let out = stage.ask(Cmd::new("LRANGE").arg(&keys.msg_out()).arg(0).arg(-1)).await.texts().unwrap();
+    let out = stage.command(Cmd::new("LRANGE").arg(&keys.msg_out()).arg(0).arg(-1)).await.texts().unwrap();
     assert_eq!(out, [key]);
 }
 

@@ -77,17 +77,17 @@ impl<'a> LeaseEntry<'a> {
         if maker == OWN { self.owner.clone() } else { OwnerId::random().to_string() }
     }
 
-    async fn ask(&self, cmd: Cmd) -> kv::Value {
+    async fn command(&self, cmd: Cmd) -> kv::Value {
         self.stage.kv.database(0).cmd(cmd).await.expect("Redis answers")
     }
 
     async fn read(&self) -> Option<String> {
-        self.ask(Cmd::new("HGET").arg(&self.key).arg(NAME)).await.optional_text().expect("a text")
+        self.command(Cmd::new("HGET").arg(&self.key).arg(NAME)).await.optional_text().expect("a text")
     }
 
     /// The clock of Redis, in milliseconds.
     async fn now(&self) -> u64 {
-        let [secs, micros] = self.ask(Cmd::new("TIME")).await.tuple().expect("two numbers");
+        let [secs, micros] = self.command(Cmd::new("TIME")).await.tuple().expect("two numbers");
         secs.uint().expect("seconds") * 1000 + micros.uint().expect("microseconds") / 1000
     }
 
@@ -102,12 +102,12 @@ impl<'a> LeaseEntry<'a> {
     async fn write(&self, end_millis: u64) {
         let (secs, millis) = (end_millis / 1000, end_millis % 1000);
         let entry = format!("{} {secs}.{millis:03} https://{NAME}:7702", self.owner);
-        self.ask(Cmd::new("HSET").arg(&self.key).arg(NAME).arg(&entry)).await;
+        self.command(Cmd::new("HSET").arg(&self.key).arg(NAME).arg(&entry)).await;
     }
 
     async fn put(&self, state: &str) {
         match state {
-            "none" => drop(self.ask(Cmd::new("HDEL").arg(&self.key).arg(NAME)).await),
+            "none" => drop(self.command(Cmd::new("HDEL").arg(&self.key).arg(NAME)).await),
             // Another end than that of a lease that was prolonged just now.
             "held" => self.write(self.now().await + 1_000_000).await,
             _ => self.write(1000).await,
@@ -124,7 +124,7 @@ impl<'a> LeaseEntry<'a> {
         self.put(from).await;
         let (before, owner) = (self.read().await, self.owner_of(maker));
         let mut replica = Replica::open(self.stage, NAME, owner.clone(), again).await;
-        let answer = replica.news.message().await;
+        let answer = replica.answers.message().await;
         // While its stream stands: it leaves with that.
         let step = self.step(before).await;
         match answer {
@@ -193,7 +193,7 @@ impl<'a> LeaseEntry<'a> {
         self.put(from).await;
         let before = self.read().await;
         let mut joined = Replica::open(self.stage, "b", owner, again).await;
-        joined.news.message().await.expect("it may join");
+        joined.answers.message().await.expect("it may join");
         drop(other);
         self.step(before).await
     }

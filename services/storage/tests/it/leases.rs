@@ -20,7 +20,7 @@ pub(crate) struct Replica {
     name: &'static str,
     owner: String,
     pub(crate) beats: Option<mpsc::Sender<wire::JoinRequest>>,
-    pub(crate) news: Streaming<wire::JoinResponse>,
+    pub(crate) answers: Streaming<wire::JoinResponse>,
 }
 
 impl Replica {
@@ -34,8 +34,8 @@ impl Replica {
         let address = format!("https://{name}:7702");
         let hello = wire::JoinHello { name: name.to_owned(), owner: owner.clone(), address, again };
         beats.send(wire::JoinRequest { hello: Some(hello) }).await.unwrap();
-        let news = stage.flows().join(ReceiverStream::new(requests)).await.unwrap().into_inner();
-        Self { name, owner, beats: Some(beats), news }
+        let answers = stage.flows().join(ReceiverStream::new(requests)).await.unwrap().into_inner();
+        Self { name, owner, beats: Some(beats), answers }
     }
 
     pub(crate) async fn join_as(stage: &Stage, name: &'static str, owner: String) -> Self {
@@ -50,7 +50,7 @@ impl Replica {
     }
 
     async fn next(&mut self) -> News {
-        self.news.message().await.unwrap().unwrap().news.unwrap()
+        self.answers.message().await.unwrap().unwrap().news.unwrap()
     }
 
     async fn replicas(&mut self) -> Vec<String> {
@@ -85,7 +85,7 @@ impl Replica {
 
     pub(crate) async fn end(&mut self) -> (Code, String) {
         loop {
-            match self.news.message().await {
+            match self.answers.message().await {
                 Ok(Some(_)) => {}
                 Ok(None) => return (Code::Ok, String::new()),
                 Err(status) => return failure::<()>(Err(status)),
@@ -166,7 +166,7 @@ async fn a_replica_that_is_not_heard_is_lost() {
             loop {
                 beating.beat().await;
                 if let Ok(Ok(Some(answer))) =
-                    tokio::time::timeout(Duration::from_millis(50), beating.news.message()).await
+                    tokio::time::timeout(Duration::from_millis(50), beating.answers.message()).await
                     && answer.news
                         == Some(News::Replicas(wire::Replicas { names: vec!["beating".to_owned()] }))
                 {
@@ -196,11 +196,11 @@ async fn a_beat_that_comes_too_late_prolongs_nothing() {
 }
 
 #[tokio::test]
-async fn whoever_joins_again_must_not_have_lost_the_lease() {
+async fn a_replica_that_joins_again_must_not_have_lost_the_lease() {
     let stage = with_lease(Layout::Database, Duration::from_secs(3600)).await;
     let mut replica = Replica::join(&stage, "a").await;
     let again =
-        async |owner: &str| Replica::open(&stage, "a", owner.to_owned(), true).await.news.message().await;
+        async |owner: &str| Replica::open(&stage, "a", owner.to_owned(), true).await.answers.message().await;
     again(&replica.owner).await.expect("the lease stands");
     let other = OwnerId::random().to_string();
     let refused = (Code::Aborted, "LEASE_LOST".to_owned());
@@ -217,8 +217,8 @@ async fn a_hello_comes_first_and_once() {
     for first in
         [wire::JoinRequest { hello: None }, wire::JoinRequest { hello: Some(wire::JoinHello::default()) }]
     {
-        let mut news = stage.flows().join(tokio_stream::iter([first])).await.unwrap().into_inner();
-        assert_eq!(failure(news.message().await).0, Code::InvalidArgument);
+        let mut answers = stage.flows().join(tokio_stream::iter([first])).await.unwrap().into_inner();
+        assert_eq!(failure(answers.message().await).0, Code::InvalidArgument);
     }
     let mut replica = Replica::join(&stage, "a").await;
     let hello = wire::JoinHello { name: "a".to_owned(), owner: replica.owner.clone(), ..Default::default() };
@@ -267,19 +267,19 @@ async fn touched_flows_find_their_owner() {
 }
 
 #[tokio::test]
-async fn whoever_may_have_missed_touches_lists_again() {
+async fn a_replica_that_may_have_missed_touches_lists_again() {
     let mut stage = Stage::over(RedisServer::builder().persistent().start(), Layout::Database).await;
     let mut replica = Replica::join(&stage, "a").await;
     // Very many flows that waited for one are not named one by one.
     let mut awaited = stage.started(1).await;
     let members: Vec<String> = (0..101).map(|n| format!("{n}-{}", FlowUid::random())).collect();
     let waiters = stage.keys().flow_waiters(model::FlowId(awaited.id));
-    stage.ask(Cmd::new("SADD").arg(&waiters).args(&members)).await;
+    stage.command(Cmd::new("SADD").arg(&waiters).args(&members)).await;
     let end = awaited.end();
     stage.apply(&mut awaited, end).await;
     assert_eq!(replica.next().await, News::Resync(wire::Resync {}));
     let active = Cmd::new("SCARD").arg(&stage.keys().flows_active());
-    assert_eq!(stage.ask(active).await.int(), Ok(101));
+    assert_eq!(stage.command(active).await.int(), Ok(101));
     // The line to Redis was lost, and nothing else.
     stage.redis.restart();
     while replica.next().await != News::Resync(wire::Resync {}) {}

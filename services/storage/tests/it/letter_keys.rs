@@ -24,7 +24,7 @@ async fn signer(stage: &Stage<impl Redis>) -> SigningKey {
         ..Default::default()
     };
     stage.actors(Identity::Admin).register_actor(register).await.unwrap();
-    stage.ask(Cmd::new("HSET").arg(&stage.keys().context()).arg("executors").arg("[2,5]")).await;
+    stage.command(Cmd::new("HSET").arg(&stage.keys().context()).arg("executors").arg("[2,5]")).await;
     key
 }
 
@@ -60,7 +60,7 @@ async fn a_signature_is_the_senders_and_fits(stage: Stage<impl Redis>) {
     let others = sign("mine", &SigningKey::generate(), expires);
     let other = sign("other", &key, expires);
     for (what, signature) in [("text", other), ("key", others), ("form", "{}".to_owned())] {
-        let status = stage.letters().publish(publish(SIGNER, signed(signature))).await.unwrap_err();
+        let status = stage.message_box().publish(publish(SIGNER, signed(signature))).await.unwrap_err();
         assert_eq!(status.code(), Code::InvalidArgument, "{what}");
         assert!(status.message().contains("signature"), "{}", status.message());
     }
@@ -123,7 +123,7 @@ async fn what_is_sent_again_is_from_a_key_that_counts(stage: Stage<impl Redis>) 
     assert_eq!(letter.from, third);
 }
 
-async fn nothing_is_sent_again_for_whoever_was_removed(stage: Stage<impl Redis>) {
+async fn nothing_is_sent_again_for_a_removed_actor(stage: Stage<impl Redis>) {
     let mut router = connected(&stage, "r").await;
     let (with, without, _) = dead_letters(&stage, &mut router).await;
     let delete = v1::DeleteActorRequest { id: SIGNER, ..Default::default() };
@@ -137,5 +137,5 @@ async fn nothing_is_sent_again_for_whoever_was_removed(stage: Stage<impl Redis>)
 scenarios!(
     a_signature_is_the_senders_and_fits,
     what_is_sent_again_is_from_a_key_that_counts,
-    nothing_is_sent_again_for_whoever_was_removed
+    nothing_is_sent_again_for_a_removed_actor
 );

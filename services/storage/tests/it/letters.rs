@@ -36,12 +36,13 @@ pub(crate) async fn send(
     actor: u32,
     message: v1::SendMessageRequest,
 ) -> v1::Message {
-    stage.letters().publish(publish(actor, message)).await.unwrap().into_inner().message.unwrap()
+    stage.message_box().publish(publish(actor, message)).await.unwrap().into_inner().message.unwrap()
 }
 
 async fn find(stage: &Stage<impl Redis>, actor: u32, key: &str) -> Result<v1::Message, tonic::Status> {
     let message = Some(v1::GetMessageRequest { context_id: CONTEXT, key: key.to_owned() });
-    let found = stage.letters().find_message(wire::FindMessageRequest { message, on_behalf_of: actor }).await;
+    let found =
+        stage.message_box().find_message(wire::FindMessageRequest { message, on_behalf_of: actor }).await;
     found.map(|found| found.into_inner().message.unwrap())
 }
 
@@ -49,7 +50,7 @@ pub(crate) async fn remove(stage: &Stage<impl Redis>, actor: u32, key: &str) -> 
     let message =
         Some(v1::DeleteMessageRequest { context_id: CONTEXT, key: key.to_owned(), ..Default::default() });
     let request = wire::RemoveMessageRequest { message, on_behalf_of: actor };
-    stage.letters().remove_message(request).await.map(drop)
+    stage.message_box().remove_message(request).await.map(drop)
 }
 
 pub(crate) async fn resend(
@@ -64,20 +65,20 @@ pub(crate) async fn resend(
         key: key.to_owned(),
     };
     let request = wire::ResendRequest { resend: Some(resend), on_behalf_of: actor };
-    stage.letters().resend(request).await.map(|sent| sent.into_inner().message.unwrap())
+    stage.message_box().resend(request).await.map(|sent| sent.into_inner().message.unwrap())
 }
 
 async fn list(stage: &Stage<impl Redis>, list: v1::ListMessagesRequest) -> v1::ListMessagesResponse {
     let list = Some(v1::ListMessagesRequest { context_id: CONTEXT, ..list });
     let request = wire::FindMessagesRequest { list, on_behalf_of: READER };
-    stage.letters().find_messages(request).await.unwrap().into_inner().page.unwrap()
+    stage.message_box().find_messages(request).await.unwrap().into_inner().page.unwrap()
 }
 
 async fn dead_letters(stage: &Stage<impl Redis>, page_size: u32, token: &str) -> v1::ListDeadLettersResponse {
     let page_token = token.to_owned();
     let list = Some(v1::ListDeadLettersRequest { context_id: CONTEXT, page_size, page_token });
     let request = wire::FindDeadLettersRequest { list, on_behalf_of: READER };
-    stage.letters().find_dead_letters(request).await.unwrap().into_inner().page.unwrap()
+    stage.message_box().find_dead_letters(request).await.unwrap().into_inner().page.unwrap()
 }
 
 fn keys_of(messages: &[v1::Message]) -> Vec<&str> {
@@ -107,11 +108,11 @@ pub(crate) fn letter_in(message: &wire::HeldMessage) -> (DirectMessage, Vec<Stri
 
 async fn held(stage: &Stage<impl Redis>) -> Vec<String> {
     let range = Cmd::new("ZRANGE").arg(&stage.keys().msg_out_coordinator()).arg(0).arg(-1);
-    stage.ask(range).await.texts().unwrap()
+    stage.command(range).await.texts().unwrap()
 }
 
 async fn out(stage: &Stage<impl Redis>) -> Vec<String> {
-    stage.ask(Cmd::new("LRANGE").arg(&stage.keys().msg_out()).arg(0).arg(-1)).await.texts().unwrap()
+    stage.command(Cmd::new("LRANGE").arg(&stage.keys().msg_out()).arg(0).arg(-1)).await.texts().unwrap()
 }
 
 async fn a_letter_is_kept_held_and_settled(stage: Stage<impl Redis>) {
@@ -190,7 +191,7 @@ async fn a_request_is_carried_out_once(stage: Stage<impl Redis>) {
     let again = send(&stage, EXECUTOR, request.clone()).await;
     assert_eq!(first, again);
     let other = v1::SendMessageRequest { text: "twice".to_owned(), ..request.clone() };
-    let reused = failure(stage.letters().publish(publish(EXECUTOR, other)).await);
+    let reused = failure(stage.message_box().publish(publish(EXECUTOR, other)).await);
     assert_eq!(reused, (Code::AlreadyExists, "REQUEST_ID_REUSED".to_owned()));
     // Another actor's request of that id is another one.
     assert_eq!(send(&stage, ADMIN, request).await.key, "message:1:1073741825");
@@ -200,7 +201,7 @@ async fn a_request_is_carried_out_once(stage: Stage<impl Redis>) {
 async fn numbers_that_others_took_are_left_alone(stage: Stage<impl Redis>) {
     for id in FIRST..FIRST + 3 {
         let key = stage.keys().message(ActorId(EXECUTOR), MessageId(id));
-        stage.ask(Cmd::new("HSET").arg(&key).arg("message").arg("raw")).await;
+        stage.command(Cmd::new("HSET").arg(&key).arg("message").arg("raw")).await;
     }
     assert_eq!(send(&stage, EXECUTOR, chat("1", "mine")).await.message_id, FIRST + 3);
     let key = stage.keys().message(ActorId(EXECUTOR), MessageId(FIRST + 2));
@@ -218,17 +219,17 @@ async fn everything_that_is_wrong_is_said_at_once(stage: Stage<impl Redis>) {
         request_id: "two words".into(),
         ..chat("me", "")
     };
-    let status = stage.letters().publish(publish(EXECUTOR, wrong)).await.unwrap_err();
+    let status = stage.message_box().publish(publish(EXECUTOR, wrong)).await.unwrap_err();
     assert_eq!(status.code(), Code::InvalidArgument);
     let fields: Vec<_> = ErrorView::from(&status).violations.into_iter().map(|wrong| wrong.field).collect();
     let all =
         ["request_id", "to", "format", "message_type", "topic", "text", "timeout_ack_secs", "signature"];
     assert_eq!(fields, all);
     for to in ["me", "0", "12@grpc://h:1", "abcd@nowhere"] {
-        let refused = failure(stage.letters().publish(publish(EXECUTOR, chat(to, "x"))).await);
+        let refused = failure(stage.message_box().publish(publish(EXECUTOR, chat(to, "x"))).await);
         assert_eq!(refused.0, Code::InvalidArgument, "{to}");
     }
-    let nobody = failure(stage.letters().publish(publish(EXECUTOR, chat("77", "x"))).await);
+    let nobody = failure(stage.message_box().publish(publish(EXECUTOR, chat("77", "x"))).await);
     assert_eq!(nobody.0, Code::NotFound);
     // What is as long as it may be is taken.
     let most = v1::SendMessageRequest {
@@ -246,13 +247,13 @@ async fn the_table_of_roles(stage: Stage<impl Redis>) {
     let (ok, denied, unseen) = (Code::Ok, Code::PermissionDenied, Code::NotFound);
     let theirs = send(&stage, ADMIN, chat("2", "for the executor")).await;
     for (i, actor) in [ADMIN, EXECUTOR, READER, STRANGER].into_iter().enumerate() {
-        let own = stage.letters().publish(publish(actor, chat("1", "x"))).await;
+        let own = stage.message_box().publish(publish(actor, chat("1", "x"))).await;
         assert_eq!(code(own.map(drop)), [ok, ok, denied, unseen][i], "actor {actor} sends");
         let other = v1::SendMessageRequest { caller_id: EXECUTOR, ..chat("1", "x") };
-        let other = stage.letters().publish(publish(actor, other)).await;
+        let other = stage.message_box().publish(publish(actor, other)).await;
         assert_eq!(code(other.map(drop)), [ok, ok, denied, unseen][i], "actor {actor} sends as the executor");
         let admin = v1::SendMessageRequest { caller_id: ADMIN, ..chat("1", "x") };
-        let admin = stage.letters().publish(publish(actor, admin)).await;
+        let admin = stage.message_box().publish(publish(actor, admin)).await;
         assert_eq!(
             code(admin.map(drop)),
             [ok, denied, denied, unseen][i],
@@ -263,12 +264,15 @@ async fn the_table_of_roles(stage: Stage<impl Redis>) {
             list: Some(v1::ListMessagesRequest { context_id: CONTEXT, ..Default::default() }),
             on_behalf_of: actor,
         };
-        assert_eq!(code(stage.letters().find_messages(read).await.map(drop)), [ok, ok, ok, unseen][i]);
+        assert_eq!(code(stage.message_box().find_messages(read).await.map(drop)), [ok, ok, ok, unseen][i]);
         let dead = wire::FindDeadLettersRequest {
             list: Some(v1::ListDeadLettersRequest { context_id: CONTEXT, ..Default::default() }),
             on_behalf_of: actor,
         };
-        assert_eq!(code(stage.letters().find_dead_letters(dead).await.map(drop)), [ok, ok, ok, unseen][i]);
+        assert_eq!(
+            code(stage.message_box().find_dead_letters(dead).await.map(drop)),
+            [ok, ok, ok, unseen][i]
+        );
         let again = resend(&stage, actor, "", &theirs.key).await.map(drop);
         let early = Code::FailedPrecondition;
         assert_eq!(code(again), [early, denied, denied, unseen][i], "actor {actor} sends the admin's again");
@@ -339,7 +343,7 @@ async fn pages_follow_each_other(stage: Stage<impl Redis>) {
     let of_another = v1::ListMessagesRequest { page_token: first.next_page_token, ..mail };
     let list = v1::ListMessagesRequest { context_id: CONTEXT, ..of_another };
     let refused = wire::FindMessagesRequest { list: Some(list), on_behalf_of: READER };
-    assert_eq!(failure(stage.letters().find_messages(refused).await).0, Code::InvalidArgument);
+    assert_eq!(failure(stage.message_box().find_messages(refused).await).0, Code::InvalidArgument);
 }
 
 async fn what_carried_a_flows_nodes_is_listed_with_the_flow(stage: Stage<impl Redis>) {
@@ -446,11 +450,11 @@ async fn what_is_too_old_is_not_sent_again(stage: Stage<impl Redis>) {
     let made = |secs: u64| Cmd::new("HSET").arg(&stage.key_of(&sent[0].key)).arg("created_at").arg(secs);
     until(&stage, &sent[0].key, v1::MessageStatus::Error).await;
     until(&stage, &sent[1].key, v1::MessageStatus::Error).await;
-    stage.ask(made(now - 6 * day - 1)).await;
+    stage.command(made(now - 6 * day - 1)).await;
     let old = failure(resend(&stage, EXECUTOR, "", &sent[0].key).await);
     assert_eq!(old, (Code::FailedPrecondition, "MESSAGE_TOO_OLD".to_owned()));
     // One that is almost too old is not on its way for longer than six days either.
-    stage.ask(made(now - 6 * day + 600)).await;
+    stage.command(made(now - 6 * day + 600)).await;
     resend(&stage, EXECUTOR, "", &sent[0].key).await.unwrap();
     let (letter, _) = letter_in(&router.take(1).await[0]);
     assert_eq!(letter.expires_at.as_secs(), now + 600);
@@ -470,9 +474,9 @@ async fn a_message_is_removed_with_everything_of_it(stage: Stage<impl Redis>) {
     assert!(dead_letters(&stage, 0, "").await.messages.is_empty());
     let key = stage.keys().message(ActorId(EXECUTOR), MessageId(sent.message_id));
     for index in [stage.keys().letters(), stage.keys().dead_letters()] {
-        assert!(stage.ask(Cmd::new("ZSCORE").arg(&index).arg(&key)).await.is_nil(), "{index}");
+        assert!(stage.command(Cmd::new("ZSCORE").arg(&index).arg(&key)).await.is_nil(), "{index}");
     }
-    assert_eq!(stage.ask(Cmd::new("EXISTS").arg(&key)).await.int(), Ok(0));
+    assert_eq!(stage.command(Cmd::new("EXISTS").arg(&key)).await.int(), Ok(0));
     // Its number is not given again.
     assert!(send(&stage, EXECUTOR, chat("1", "y")).await.message_id > sent.message_id);
 }
@@ -503,8 +507,8 @@ async fn a_dead_letter_of_a_flow_goes_with_the_flow(stage: Stage<impl Redis>) {
 
 async fn nothing_is_sent_from_a_context_that_goes(stage: Stage<impl Redis>) {
     let sent = send(&stage, EXECUTOR, chat("1", "x")).await;
-    stage.ask(Cmd::new("HSET").arg(&stage.keys().context()).arg("state").arg("deleting")).await;
-    let refused = failure(stage.letters().publish(publish(EXECUTOR, chat("1", "x"))).await);
+    stage.command(Cmd::new("HSET").arg(&stage.keys().context()).arg("state").arg("deleting")).await;
+    let refused = failure(stage.message_box().publish(publish(EXECUTOR, chat("1", "x"))).await);
     assert_eq!(refused, (Code::FailedPrecondition, "CONTEXT_DELETING".to_owned()));
     find(&stage, READER, &sent.key).await.unwrap();
 }

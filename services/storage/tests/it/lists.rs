@@ -46,7 +46,7 @@ async fn flows_are_listed_by_whose_how_called_and_when() {
         }
         for (n, secs) in (1..).zip([100, 200, 300, 400, 500]) {
             let key = stage.keys().flow(FlowId(n));
-            stage.ask(Cmd::new("HSET").arg(&key).arg("created_at").arg(&format!("{secs}.000"))).await;
+            stage.command(Cmd::new("HSET").arg(&key).arg("created_at").arg(&format!("{secs}.000"))).await;
         }
         assert_eq!(ids(&stage, all(READER)).await, [5, 4, 3, 2, 1], "newest first");
         let of = wire::ReadFlowsRequest { caller_id: ADMIN, ..all(READER) };
@@ -241,6 +241,6 @@ async fn messages_of_a_flow_name_its_attempts() {
     stage.apply(&mut flow, send).await;
     let list = v1::ListMessagesRequest { context_id: CONTEXT, flow_id: flow.id, ..Default::default() };
     let request = wire::FindMessagesRequest { list: Some(list), on_behalf_of: READER };
-    let page = stage.letters().find_messages(request).await.unwrap().into_inner().page.unwrap();
+    let page = stage.message_box().find_messages(request).await.unwrap().into_inner().page.unwrap();
     assert_eq!(page.messages[0].job_keys, ["a-1-1", "a-2-1"]);
 }

@@ -93,7 +93,7 @@ async fn only_the_tail_is_kept(stage: Stage<impl Redis>) {
 async fn who_told_it_last_is_known(stage: Stage<impl Redis>) {
     let flow = stage.started(1).await;
     let job_key = key(&stage, &flow).to_string();
-    let tell = async |offset, runner_id| {
+    let append = async |offset, runner_id| {
         let data = b"x".as_slice().into();
         let chunk = wire::LogChunk {
             job_key: job_key.clone(),
@@ -107,16 +107,16 @@ async fn who_told_it_last_is_known(stage: Stage<impl Redis>) {
         stage.messages().append_logs(wire::AppendLogsRequest { chunks: vec![chunk] }).await.unwrap();
         stage.flows().read_log(read(&flow, 0, READER)).await.unwrap().into_inner().runner_id
     };
-    assert_eq!(tell(0, 0).await, 0);
-    assert_eq!(tell(1, 7).await, 7);
-    assert_eq!(tell(2, 0).await, 7, "whoever does not say it changes nothing");
-    assert_eq!(tell(3, 9).await, 9);
+    assert_eq!(append(0, 0).await, 0);
+    assert_eq!(append(1, 7).await, 7);
+    assert_eq!(append(2, 0).await, 7, "whoever does not say it changes nothing");
+    assert_eq!(append(3, 9).await, 9);
 }
 
 async fn it_is_known_when_it_was_printed(stage: Stage<impl Redis>) {
     let flow = stage.started(1).await;
     let job_key = key(&stage, &flow).to_string();
-    let tell = async |pieces: &[(u64, u64, &[u8])]| {
+    let append = async |pieces: &[(u64, u64, &[u8])]| {
         let chunk = |&(offset, print_millis, data): &(u64, u64, &[u8])| wire::LogChunk {
             job_key: job_key.clone(),
             context_id: CONTEXT,
@@ -133,21 +133,21 @@ async fn it_is_known_when_it_was_printed(stage: Stage<impl Redis>) {
         let log = stage.flows().read_log(read(&flow, offset, READER)).await.unwrap().into_inner();
         log.times.iter().map(|at| (at.offset, time::required(at.time).as_millis())).collect()
     };
-    tell(&[(4, 2000, b"two ")]).await;
+    append(&[(4, 2000, b"two ")]).await;
     // A time that was overtaken, one that came before, one that was not noted, and one of a wrong clock.
-    tell(&[(0, 1000, b"one "), (4, 9000, b"two "), (8, 0, b"x"), (9, u64::MAX, b"y"), (10, 3500, b"z")])
+    append(&[(0, 1000, b"one "), (4, 9000, b"two "), (8, 0, b"x"), (9, u64::MAX, b"y"), (10, 3500, b"z")])
         .await;
     assert_eq!(times(0).await, [(0, 1000), (4, 2000), (10, 3500)]);
     assert_eq!(times(7).await, [(4, 2000), (10, 3500)]);
     // Also of what is not kept here any more.
     let large = vec![b'x'; LOG_TAIL_BYTES_MAX];
-    tell(&[(11, 4000, &large)]).await;
+    append(&[(11, 4000, &large)]).await;
     assert_eq!(times(0).await, [(0, 1000), (4, 2000), (10, 3500), (11, 4000)]);
     // They are bounded; what is new is known exactly.
     let mut end = 11 + LOG_TAIL_BYTES_MAX as u64;
     for second in 5..5 + 2 * LOG_TIMES_MAX as u64 / 64 {
         let pieces: Vec<_> = (0..64).map(|n| (end + n, 1000 * second + n, &b"."[..])).collect();
-        tell(&pieces).await;
+        append(&pieces).await;
         end += 64;
     }
     let kept = times(0).await;

@@ -45,7 +45,7 @@ fn name_of(text: &str) -> &str {
 fn is_possible(place: &str, event: &str) -> bool {
     let (state, event) = (name_of(place), name_of(event));
     let is_begun = state != "none" && FIRST.contains(&event);
-    !is_begun && !(state == "out" && OF_ROUTERS.contains(&event))
+    !(is_begun || state == "out" && OF_ROUTERS.contains(&event))
 }
 
 /// A message as the tables see it.
@@ -105,22 +105,22 @@ impl<'a> MessageCase<'a> {
 
     async fn out(&self) -> Vec<String> {
         let range = Cmd::new("LRANGE").arg(&self.stage.keys().msg_out()).arg(0).arg(-1);
-        self.stage.ask(range).await.texts().expect("keys")
+        self.stage.command(range).await.texts().expect("keys")
     }
 
     async fn push_out(&self, entry: &str) {
-        self.stage.ask(Cmd::new("LPUSH").arg(&self.stage.keys().msg_out()).arg(entry)).await;
+        self.stage.command(Cmd::new("LPUSH").arg(&self.stage.keys().msg_out()).arg(entry)).await;
     }
 
     async fn score(&self, set: &str, name: &str) -> Option<String> {
         let score = Cmd::new("ZSCORE").arg(set).arg(&self.stage.key_of(name));
-        self.stage.ask(score).await.optional_text().expect("a score")
+        self.stage.command(score).await.optional_text().expect("a score")
     }
 
     /// Sets when a hold ends; with `XX` only of what is held, with `NX` of what is not.
     async fn set_hold(&self, condition: &str, end: &str, name: &str) {
         let set = Cmd::new("ZADD").arg(&self.stage.keys().msg_out_coordinator()).arg(condition);
-        self.stage.ask(set.arg(end).arg(&self.stage.key_of(name))).await;
+        self.stage.command(set.arg(end).arg(&self.stage.key_of(name))).await;
     }
 
     async fn look(&self) -> Sighting {
@@ -190,7 +190,7 @@ impl<'a> MessageCase<'a> {
     }
 
     /// Waits until everything is done that the router has said.
-    async fn said(&self) {
+    async fn settlements_done(&self) {
         let far = (Timestamp::now() + Duration::from_secs(1000)).to_string();
         self.set_hold("NX", &far, GHOST).await;
         self.router.as_ref().expect("a router").settle(&[held_message(GHOST)], "").await;
@@ -206,7 +206,7 @@ impl<'a> MessageCase<'a> {
     async fn settle(&mut self, error: &str) {
         let message = held_message(self.name);
         self.connected().await.settle(&[message], error).await;
-        self.said().await;
+        self.settlements_done().await;
     }
 
     /// Lets the ten seconds pass after which the router's holds are renewed.

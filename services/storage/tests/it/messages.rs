@@ -12,12 +12,12 @@ use crate::places::{Redis, scenarios};
 use crate::stage::{CONTEXT, EXECUTOR, Running, Stage};
 
 async fn out(stage: &Stage<impl Redis>) -> Vec<String> {
-    stage.ask(Cmd::new("LRANGE").arg(&stage.keys().msg_out()).arg(0).arg(-1)).await.texts().unwrap()
+    stage.command(Cmd::new("LRANGE").arg(&stage.keys().msg_out()).arg(0).arg(-1)).await.texts().unwrap()
 }
 
 async fn held(stage: &Stage<impl Redis>) -> Vec<String> {
     stage
-        .ask(Cmd::new("ZRANGE").arg(&stage.keys().msg_out_coordinator()).arg(0).arg(-1))
+        .command(Cmd::new("ZRANGE").arg(&stage.keys().msg_out_coordinator()).arg(0).arg(-1))
         .await
         .texts()
         .unwrap()
@@ -104,7 +104,7 @@ async fn a_router_that_comes_back_is_sent_again_what_it_holds(stage: Stage<impl 
     drop(again);
     for message in &first[1..] {
         let set = Cmd::new("ZADD").arg(&stage.keys().msg_out_coordinator()).arg(1);
-        stage.ask(set.arg(&format!("{}{}", stage.keys().prefix(), message.message_key))).await;
+        stage.command(set.arg(&format!("{}{}", stage.keys().prefix(), message.message_key))).await;
     }
     drop(other);
     other = stage.router("r2").await;
@@ -173,10 +173,10 @@ async fn every_message_is_taken_once_by_many_routers(stage: Stage<impl Redis>) {
 async fn what_cannot_be_delivered_is_settled_with_the_reason(stage: Stage<impl Redis>) {
     // One that carried nodes of a flow, and was spoilt.
     let key = stage.key_of("message:2:9");
-    stage.ask(Cmd::new("SADD").arg(&stage.key_of("flow:1:messages")).arg(&key)).await;
+    stage.command(Cmd::new("SADD").arg(&stage.key_of("flow:1:messages")).arg(&key)).await;
     let spoilt = ["revision", "1", "flow_id", "1", "status", "dispatched", "to", "x", "open", "1"];
-    stage.ask(Cmd::new("HSET").arg(&key).args(spoilt)).await;
-    stage.ask(Cmd::new("LPUSH").arg(&stage.keys().msg_out()).arg(&key).arg("nonsense")).await;
+    stage.command(Cmd::new("HSET").arg(&key).args(spoilt)).await;
+    stage.command(Cmd::new("LPUSH").arg(&stage.keys().msg_out()).arg(&key).arg("nonsense")).await;
     let _router = stage.router("r").await;
     let gone = || async {
         let hash = stage.hash(&key).await;
@@ -205,7 +205,7 @@ scenarios!(
 );
 
 #[tokio::test]
-async fn supervisors_are_told_that_nobody_asks_for_attempts_of_a_removed_flow() {
+async fn supervisors_are_notified_that_attempts_of_a_removed_flow_can_be_forgotten() {
     for layout in [Layout::Database, Layout::HashTag] {
         let stage = Stage::new(layout).await;
         let mut router = stage.router("r1").await;
@@ -233,15 +233,15 @@ async fn supervisors_are_told_that_nobody_asks_for_attempts_of_a_removed_flow() 
             ..Default::default()
         };
         stage.flows().remove_flow(removal).await.unwrap();
-        let mut told = Vec::new();
-        while told.len() < 2 {
-            told.extend(router.answers.message().await.unwrap().unwrap().forgets);
+        let mut received = Vec::new();
+        while received.len() < 2 {
+            received.extend(router.answers.message().await.unwrap().unwrap().forgets);
         }
-        let wish = |runner_id, attempt| wire::AttemptsForget {
+        let forget = |runner_id, attempt| wire::AttemptsForget {
             context_id: CONTEXT,
             runner_id,
             job_keys: vec![key(&flow, attempt)],
         };
-        assert_eq!(told, [wish(7, 1), wish(8, 2)]);
+        assert_eq!(received, [forget(7, 1), forget(8, 2)]);
     }
 }

@@ -110,7 +110,7 @@ async fn the_table_of_roles() {
 async fn a_context_may_let_only_admins_submit() {
     let stage = Stage::new(Layout::Database).await;
     let settings = r#"{"executors_may_submit":false,"raw_publish":false}"#;
-    stage.ask(Cmd::new("HSET").arg(&stage.keys().context()).arg("settings").arg(settings)).await;
+    stage.command(Cmd::new("HSET").arg(&stage.keys().context()).arg("settings").arg(settings)).await;
     let refused = failure(stage.flows().create_flow(create(1)).await);
     assert_eq!(refused, (Code::PermissionDenied, "ROLE_INSUFFICIENT".to_owned()));
     let admin = wire::CreateFlowRequest { on_behalf_of: ADMIN, ..create(1) };
@@ -121,7 +121,7 @@ async fn a_context_may_let_only_admins_submit() {
 async fn a_context_that_is_going_takes_no_changes() {
     let stage = Stage::new(Layout::Database).await;
     let flow = stage.started(1).await;
-    stage.ask(Cmd::new("HSET").arg(&stage.keys().context()).arg("state").arg("deleting")).await;
+    stage.command(Cmd::new("HSET").arg(&stage.keys().context()).arg("state").arg("deleting")).await;
     let refused = failure(stage.flows().create_flow(create(1)).await);
     assert_eq!(refused, (Code::FailedPrecondition, "CONTEXT_DELETING".to_owned()));
     assert_eq!(stage.commit(flow.step()).await.refusal(), wire::CommitRefusal::ContextDeleting);
@@ -181,7 +181,7 @@ async fn contexts_are_made_once_and_only_where_redis_has_room() {
 }
 
 #[tokio::test]
-async fn nobody_takes_the_ids_of_others_away() {
+async fn no_named_id_takes_the_ids_of_others_away() {
     let stage = Stage::new(Layout::Database).await;
     let mut contexts = stage.contexts(Identity::Actor(ActorId(EXECUTOR)));
     let zero = stage.kv.database(0);

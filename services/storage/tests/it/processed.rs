@@ -43,7 +43,7 @@ pub(crate) fn ended(flow: &Running, places: &[(u32, u32)]) -> wire::CommitReques
 }
 
 async fn dead_letters(stage: &Stage<impl Redis>) -> Vec<String> {
-    stage.ask(Cmd::new("ZRANGE").arg(&stage.keys().dead_letters()).arg(0).arg(-1)).await.texts().unwrap()
+    stage.command(Cmd::new("ZRANGE").arg(&stage.keys().dead_letters()).arg(0).arg(-1)).await.texts().unwrap()
 }
 
 async fn acknowledged_first(stage: Stage<impl Redis>) {
@@ -98,7 +98,7 @@ async fn ended_first_and_both_said_twice(stage: Stage<impl Redis>) {
     let processed = message(&stage, 1).await;
     assert_eq!((&*processed["status"], &*processed["transport_status"]), ("processed", "read"));
     assert_eq!(processed["nodes"], "[]");
-    let held = async || stage.ask(Cmd::new("ZCARD").arg(&stage.keys().msg_out_coordinator())).await.int();
+    let held = async || stage.command(Cmd::new("ZCARD").arg(&stage.keys().msg_out_coordinator())).await.int();
     assert_eq!(held().await, Ok(1), "the router has it");
 
     router.settle(&taken, "").await;
@@ -166,7 +166,7 @@ async fn what_did_not_arrive_stays_an_error(stage: Stage<impl Redis>) {
     assert_eq!(dead_letters(&stage).await, std::slice::from_ref(&key));
 
     // It goes with its flow, and an attempt that ends after that brings nothing back.
-    stage.ask(Cmd::new("DEL").arg(&key)).await;
+    stage.command(Cmd::new("DEL").arg(&key)).await;
     let step = ended(&flow, &[(0, 1)]);
     stage.apply(&mut flow, step).await;
     assert!(stage.hash(&key).await.is_empty());

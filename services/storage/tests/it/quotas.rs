@@ -225,7 +225,7 @@ async fn bytes_of_blobs_are_bounded_and_nothing_is_left_of_what_was_refused() {
         };
         let status = stage.blobs().write_blob(write).await.err().unwrap();
         assert_eq!(refused(&status).0, "context_blob_bytes_max");
-        let chunks = stage.ask(Cmd::new("KEYS").arg(&stage.key_of("blob:*:*"))).await.texts().unwrap();
+        let chunks = stage.command(Cmd::new("KEYS").arg(&stage.key_of("blob:*:*"))).await.texts().unwrap();
         assert_eq!(chunks.len(), 2, "{chunks:?}");
         assert_eq!(stage.sweep(Timestamp::now() + Duration::from_secs(660)).await.blobs, 2);
         assert_eq!(stage.counted("blob_bytes").await, 0);
@@ -240,7 +240,7 @@ async fn blobs_that_come_at_once_do_not_share_the_last_room() {
     let made = join_all(put_all).await;
     assert_eq!(made.iter().filter(|made| made.is_ok()).count(), 2);
     assert_eq!(stage.counted("blob_bytes").await, 800);
-    let chunks = stage.ask(Cmd::new("KEYS").arg("blob:*:*")).await.texts().unwrap();
+    let chunks = stage.command(Cmd::new("KEYS").arg("blob:*:*")).await.texts().unwrap();
     assert_eq!(chunks.len(), 2, "{chunks:?}");
 }
 
@@ -273,8 +273,8 @@ async fn bytes_of_all_contexts_that_an_actor_created_are_bounded_together() {
         let free = || async { put_into(&stage, one, vec![5; 200]).await.ok() };
         wait_until(free, PATIENCE, "the other context is gone").await;
         let (keys, zero) = stage.global();
-        let told = zero.cmd(Cmd::new("HLEN").arg(&keys.blob_bytes())).await.unwrap();
-        assert_eq!(told.int(), Ok(1), "nothing is kept of a context that is gone");
+        let stored = zero.cmd(Cmd::new("HLEN").arg(&keys.blob_bytes())).await.unwrap();
+        assert_eq!(stored.int(), Ok(1), "nothing is kept of a context that is gone");
     }
 }
 
@@ -327,13 +327,13 @@ async fn a_context_that_was_never_written_does_not_count_for_good() {
 /// Everything as an earlier version leaves it, which marks nothing and counts nothing.
 async fn as_if_uncounted(stage: &Stage, flows: &[u32], blobs: &[String]) {
     for flow in flows {
-        stage.ask(Cmd::new("HDEL").arg(&stage.keys().flow(FlowId(*flow))).arg("counted")).await;
+        stage.command(Cmd::new("HDEL").arg(&stage.keys().flow(FlowId(*flow))).arg("counted")).await;
     }
     for blob in blobs {
-        stage.ask(Cmd::new("HDEL").arg(&stage.keys().blob(blob.parse().unwrap())).arg("counted")).await;
+        stage.command(Cmd::new("HDEL").arg(&stage.keys().blob(blob.parse().unwrap())).arg("counted")).await;
     }
     let fields = ["counted", "flows_open", "jobs_open", "blob_bytes"];
-    stage.ask(Cmd::new("HDEL").arg(&stage.keys().ids()).args(fields)).await;
+    stage.command(Cmd::new("HDEL").arg(&stage.keys().ids()).args(fields)).await;
 }
 
 #[tokio::test]
@@ -348,14 +348,14 @@ async fn what_an_earlier_version_made_is_counted_once() {
         as_if_uncounted(&stage, &[ended.id, created.id, started.id], &blobs).await;
         // A flow that ends before it was counted is not subtracted either.
         let mut early = stage.started(6).await;
-        stage.ask(Cmd::new("HDEL").arg(&stage.keys().flow(FlowId(early.id))).arg("counted")).await;
-        stage.ask(Cmd::new("HDEL").arg(&stage.keys().ids()).arg("flows_open").arg("jobs_open")).await;
+        stage.command(Cmd::new("HDEL").arg(&stage.keys().flow(FlowId(early.id))).arg("counted")).await;
+        stage.command(Cmd::new("HDEL").arg(&stage.keys().ids()).arg("flows_open").arg("jobs_open")).await;
         let end = early.end();
         stage.apply(&mut early, end).await;
         assert_eq!(stage.counted("flows_open").await, 0);
         // By two at once, of which each may meet what the other has counted.
         for _ in 0..2 {
-            stage.ask(Cmd::new("HDEL").arg(&stage.keys().ids()).arg("counted")).await;
+            stage.command(Cmd::new("HDEL").arg(&stage.keys().ids()).arg("counted")).await;
             stage.start().await;
             stage.sweep(Timestamp::now()).await;
             let counted = ["flows_open", "jobs_open", "blob_bytes"];
@@ -389,10 +389,10 @@ async fn what_is_counted_goes_with_the_context() {
 
 /// Bounds the memory of Redis at a multiple of what it uses now.
 async fn bound_memory(stage: &Stage, numerator: u64, denominator: u64) {
-    let info = stage.ask(Cmd::new("INFO").arg("memory")).await.text().unwrap();
+    let info = stage.command(Cmd::new("INFO").arg("memory")).await.text().unwrap();
     let used = info.lines().find_map(|line| line.strip_prefix("used_memory:")).unwrap();
     let bound = used.trim().parse::<u64>().unwrap() * numerator / denominator;
-    stage.ask(Cmd::new("CONFIG").arg("SET").arg("maxmemory").arg(bound)).await;
+    stage.command(Cmd::new("CONFIG").arg("SET").arg("maxmemory").arg(bound)).await;
 }
 
 fn store_full(status: &Status) -> bool {
@@ -416,10 +416,11 @@ async fn what_is_there_goes_on_and_can_be_deleted_when_nothing_new_is_taken() {
     stage.apply(&mut runs, end).await;
     remove(&stage, &ended).await;
     let key = stage.keys().flow(FlowId(ended.id));
-    let gone =
-        || async { stage.ask(Cmd::new("EXISTS").arg(&key)).await.int().is_ok_and(|n| n == 0).then_some(()) };
+    let gone = || async {
+        stage.command(Cmd::new("EXISTS").arg(&key)).await.int().is_ok_and(|n| n == 0).then_some(())
+    };
     wait_until(gone, PATIENCE, "it is removed").await;
-    stage.ask(Cmd::new("CONFIG").arg("SET").arg("maxmemory").arg(0)).await;
+    stage.command(Cmd::new("CONFIG").arg("SET").arg("maxmemory").arg(0)).await;
     let free = || async { try_create(&stage, 1).await.ok() };
     wait_until(free, PATIENCE, "there is room again").await;
 }
@@ -456,19 +457,19 @@ async fn what_frees_works_where_redis_is_out_of_memory() {
         for flow in [&ended, &runs] {
             remove(&stage, flow).await;
             let key = stage.keys().flow(FlowId(flow.id));
-            assert_eq!(stage.ask(Cmd::new("EXISTS").arg(&key)).await.int().unwrap(), 0);
+            assert_eq!(stage.command(Cmd::new("EXISTS").arg(&key)).await.int().unwrap(), 0);
         }
         // A sweep frees, and so does the end of a context.
         let later = Timestamp::from_millis(Timestamp::now().as_millis() + 11 * 60 * 1000);
         assert_eq!(stage.sweep(later).await.blobs, 1);
-        stage.ask(Cmd::new("CONFIG").arg("SET").arg("maxmemory").arg(0)).await;
+        stage.command(Cmd::new("CONFIG").arg("SET").arg("maxmemory").arg(0)).await;
         stage.apply(&mut waits, end).await;
         bound_memory(&stage, 1, 2).await;
         let delete = v1::DeleteContextRequest { context_id: CONTEXT, ..Default::default() };
         stage.contexts(Identity::Admin).delete_context(delete).await.unwrap();
         let context = stage.keys().context();
         let gone = || async {
-            stage.ask(Cmd::new("EXISTS").arg(&context)).await.int().is_ok_and(|n| n == 0).then_some(())
+            stage.command(Cmd::new("EXISTS").arg(&context)).await.int().is_ok_and(|n| n == 0).then_some(())
         };
         wait_until(gone, PATIENCE, "the context is removed").await;
     }

@@ -15,7 +15,7 @@ use crate::stage::{CONTEXT, EXECUTOR, READER, Router, Running, Stage, create, fa
 /// The context takes such messages.
 pub(crate) async fn allow(stage: &Stage<impl Redis>) {
     let set = Cmd::new("HSET").arg(&stage.keys().context()).arg("settings");
-    stage.ask(set.arg(r#"{"executors_may_submit":true,"raw_publish":true}"#)).await;
+    stage.command(set.arg(r#"{"executors_may_submit":true,"raw_publish":true}"#)).await;
 }
 
 /// The key in Redis of message `id` of the executor.
@@ -26,7 +26,7 @@ fn key(stage: &Stage<impl Redis>, id: u32) -> String {
 pub(crate) async fn push(stage: &Stage<impl Redis>, key: &str, fields: &[(&str, &str)]) {
     let set =
         fields.iter().fold(Cmd::new("HSET").arg(key), |set, (field, value)| set.arg(*field).arg(*value));
-    stage.ask(set).await;
+    stage.command(set).await;
     // As `redis-cli` does, at the server that has the keys.
     let pushed = stage.raw(&["LPUSH", &stage.keys().msg_out(), key]);
     assert!(pushed.starts_with(':'), "{pushed}");
@@ -40,7 +40,7 @@ async fn has_status(stage: &Stage<impl Redis>, key: &str, status: &str) -> BTree
 }
 
 async fn sorted(stage: &Stage<impl Redis>, key: &str) -> Vec<String> {
-    stage.ask(Cmd::new("ZRANGE").arg(key).arg(0).arg(-1)).await.texts().unwrap()
+    stage.command(Cmd::new("ZRANGE").arg(key).arg(0).arg(-1)).await.texts().unwrap()
 }
 
 async fn one(router: &mut Router) -> (wire::HeldMessage, Kind) {
@@ -121,7 +121,7 @@ async fn jobs_are_handed_to_a_router_as_a_flow(stage: Stage<impl Redis>) {
     let fields = [("job", JOBS), ("timeout_ack", "60"), ("timeout_result", "90"), ("caller_id", "2")];
     push(&stage, &key(&stage, 300), &fields).await;
     // Once is enough.
-    stage.ask(Cmd::new("LPUSH").arg(&stage.keys().msg_out()).arg(&key(&stage, 300))).await;
+    stage.command(Cmd::new("LPUSH").arg(&stage.keys().msg_out()).arg(&key(&stage, 300))).await;
     let (message, Kind::RawJobs(jobs)) = one(&mut router).await else { panic!("jobs are expected") };
     assert_eq!((message.timeout_ack_secs, jobs.caller_id), (60, EXECUTOR));
     let submit = jobs.submit.unwrap();
@@ -146,7 +146,7 @@ async fn jobs_are_handed_to_a_router_as_a_flow(stage: Stage<impl Redis>) {
         ("dispatched", "queued", "2")
     );
     assert_eq!(sorted(&stage, &stage.keys().letters()).await, [key(&stage, 300)]);
-    let counter = || stage.ask(Cmd::new("HGET").arg(&stage.keys().ids()).arg("message:2"));
+    let counter = || stage.command(Cmd::new("HGET").arg(&stage.keys().ids()).arg("message:2"));
     assert!(counter().await.is_nil(), "messages of ours have numbers far above");
 
     // A router that comes back receives the same again.
@@ -162,7 +162,7 @@ async fn jobs_are_handed_to_a_router_as_a_flow(stage: Stage<impl Redis>) {
     assert_eq!((&*settled["flow_id"], &*settled["transport_status"]), ("41", "read"));
 
     // What is settled is not taken again.
-    stage.ask(Cmd::new("LPUSH").arg(&stage.keys().msg_out()).arg(&key(&stage, 300))).await;
+    stage.command(Cmd::new("LPUSH").arg(&stage.keys().msg_out()).arg(&key(&stage, 300))).await;
     push(&stage, &key(&stage, 1_073_742_000), &[("jobs", r#"{"id":1,"script":"x","script_type":"v"}"#)])
         .await;
     assert_eq!(one(&mut router).await.0.message_key, "message:2:1073742000");
@@ -270,17 +270,17 @@ async fn the_end_of_the_flow_is_told_once(stage: Stage<impl Redis>) {
     wait_until(gone, PATIENCE, "the message is settled").await;
     assert_eq!(stage.hash(&key(&stage, 7)).await["status"], "processed");
 
-    let told = format!("{}message:0:1", stage.keys().prefix());
+    let notice = format!("{}message:0:1", stage.keys().prefix());
     let msg_in = Cmd::new("LRANGE").arg(&stage.keys().msg_in()).arg(0).arg(-1);
-    assert_eq!(stage.ask(msg_in).await.texts().unwrap(), std::slice::from_ref(&told));
+    assert_eq!(stage.command(msg_in).await.texts().unwrap(), std::slice::from_ref(&notice));
     assert_eq!(
         sorted(&stage, &stage.keys().inbox(model::ActorId(EXECUTOR))).await,
-        std::slice::from_ref(&told)
+        std::slice::from_ref(&notice)
     );
-    assert_eq!(sorted(&stage, &stage.keys().letters()).await, [key(&stage, 7), told.clone()]);
-    let told = stage.hash(&told).await;
-    assert_eq!((&*told["message_type"], &*told["to"], &*told["status"]), ("chat", "2", "acknowledged"));
-    let text: serde_json::Value = serde_json::from_str(&told["message"]).unwrap();
+    assert_eq!(sorted(&stage, &stage.keys().letters()).await, [key(&stage, 7), notice.clone()]);
+    let notice = stage.hash(&notice).await;
+    assert_eq!((&*notice["message_type"], &*notice["to"], &*notice["status"]), ("chat", "2", "acknowledged"));
+    let text: serde_json::Value = serde_json::from_str(&notice["message"]).unwrap();
     let job = |n: u32| format!("job:2:{}", flow.first_job + n);
     let expected = serde_json::json!({
         "message": "message:2:7", "flow_id": flow.id, "status": "finished",
@@ -322,7 +322,7 @@ async fn a_flow_ends_whatever_became_of_its_message(stage: Stage<impl Redis>) {
     let mut flow = flow_of_message(&stage).await;
     for (i, becomes) in (1..).zip(becomes.into_iter().rev()) {
         for cmd in becomes {
-            stage.ask(cmd.clone()).await;
+            stage.command(cmd.clone()).await;
         }
         let end = ends(&flow, v1::FlowStatus::Finished);
         stage.apply(&mut flow, end).await;
@@ -396,10 +396,10 @@ async fn a_key_that_is_used_again_is_another_request(stage: Stage<impl Redis>) {
     // However long ago it was made.
     let id = jobs.submit.as_ref().unwrap().request_id.clone();
     let remembered = stage.keys().request(model::ActorId(EXECUTOR), &id);
-    stage.ask(Cmd::new("DEL").arg(&remembered)).await;
+    stage.command(Cmd::new("DEL").arg(&remembered)).await;
     assert_eq!(made_of(&stage, jobs.clone(), &message).await.uid, first.uid);
 
-    stage.ask(Cmd::new("DEL").arg(&key(&stage, 7))).await;
+    stage.command(Cmd::new("DEL").arg(&key(&stage, 7))).await;
     push(&stage, &key(&stage, 7), &[("job", JOBS), ("flow_id", &first.id.to_string())]).await;
     let (again, Kind::RawJobs(others)) = one(&mut router).await else { panic!("jobs are expected") };
     assert_ne!(others.submit.as_ref().unwrap().request_id, id);
@@ -422,7 +422,7 @@ async fn remove(stage: &Stage<impl Redis>, id: u32) -> Result<(), tonic::Status>
         ..Default::default()
     };
     let request = wire::RemoveMessageRequest { message: Some(message), on_behalf_of: EXECUTOR };
-    stage.letters().remove_message(request).await.map(drop)
+    stage.message_box().remove_message(request).await.map(drop)
 }
 
 async fn a_message_whose_flow_is_removed_is_over(stage: Stage<impl Redis>) {
@@ -435,7 +435,7 @@ async fn a_message_whose_flow_is_removed_is_over(stage: Stage<impl Redis>) {
     has_status(&stage, &key(&stage, 7), "acknowledged").await;
     assert_eq!(failure(remove(&stage, 7).await).1, "MESSAGE_UNDER_WAY");
     let flow_key = stage.keys().flow(model::FlowId(flow.id));
-    stage.ask(Cmd::new("HSET").arg(&flow_key).arg("cancel_requested_time").arg("1.000")).await;
+    stage.command(Cmd::new("HSET").arg(&flow_key).arg("cancel_requested_time").arg("1.000")).await;
     let delete = wire::RemoveFlowRequest {
         context_id: CONTEXT,
         flow_id: flow.id,
@@ -463,7 +463,7 @@ async fn an_end_that_finds_the_inbox_full_is_kept_outside(stage: Stage<impl Redi
     allow(&stage).await;
     let counter = stage.keys().inbox_bytes();
     let full = model::limits::INBOX_BYTES_MAX;
-    stage.ask(Cmd::new("HSET").arg(&counter).arg(EXECUTOR).arg(full)).await;
+    stage.command(Cmd::new("HSET").arg(&counter).arg(EXECUTOR).arg(full)).await;
     push(&stage, &key(&stage, 7), &[("job", JOBS)]).await;
     let mut router = stage.router("r").await;
     one(&mut router).await;
@@ -471,9 +471,9 @@ async fn an_end_that_finds_the_inbox_full_is_kept_outside(stage: Stage<impl Redi
     let end = ends(&flow, v1::FlowStatus::Finished);
     stage.apply(&mut flow, end).await;
     assert!(sorted(&stage, &stage.keys().inbox(model::ActorId(EXECUTOR))).await.is_empty());
-    let told = format!("{}message:0:1", stage.keys().prefix());
-    assert_eq!(stage.hash(&told).await["status"], "acknowledged");
-    assert_eq!(sorted(&stage, &stage.keys().letters_done()).await, [told, key(&stage, 7)]);
+    let notice = format!("{}message:0:1", stage.keys().prefix());
+    assert_eq!(stage.hash(&notice).await["status"], "acknowledged");
+    assert_eq!(sorted(&stage, &stage.keys().letters_done()).await, [notice, key(&stage, 7)]);
 }
 
 scenarios!(sentinels: they_are_refused_unless_the_context_allows_them, everything_that_is_wrong_is_named, jobs_are_handed_to_a_router_as_a_flow, chat_goes_on_as_a_letter, the_end_of_the_flow_is_told_once, what_was_given_up_and_ends_all_the_same_is_no_dead_letter, a_flow_ends_whatever_became_of_its_message, a_flow_that_fails_and_is_run_again_says_so, a_key_that_is_used_again_is_another_request, a_message_whose_flow_is_removed_is_over, an_end_that_finds_the_inbox_full_is_kept_outside);

@@ -46,7 +46,7 @@ pub(crate) async fn accept(
     verified: bool,
 ) -> wire::AcceptLetterResponse {
     let request = wire::AcceptLetterRequest { letter_json: json(letter), verified, foreign: false };
-    stage.letters().accept_letter(request).await.unwrap().into_inner()
+    stage.message_box().accept_letter(request).await.unwrap().into_inner()
 }
 
 pub(crate) async fn accepted(stage: &Stage<impl Redis>, letter: &DirectMessage) -> String {
@@ -77,7 +77,7 @@ async fn watch(
     receive: v1::ReceiveMessagesRequest,
 ) -> Result<Inbox, Status> {
     let request = wire::WatchInboxRequest { receive: Some(receive), on_behalf_of: actor };
-    stage.letters().watch_inbox(request).await.map(tonic::Response::into_inner)
+    stage.message_box().watch_inbox(request).await.map(tonic::Response::into_inner)
 }
 
 /// Messages in the reader's inbox now.
@@ -112,21 +112,22 @@ pub(crate) async fn acknowledge(
     let acknowledge =
         Some(v1::AcknowledgeMessageRequest { context_id: CONTEXT, actor_id, keys, ..Default::default() });
     let request = wire::AcknowledgeRequest { acknowledge, on_behalf_of: actor };
-    stage.letters().acknowledge(request).await.map(|answer| answer.into_inner().acknowledged_count)
+    stage.message_box().acknowledge(request).await.map(|answer| answer.into_inner().acknowledged_count)
 }
 
 async fn find(stage: &Stage<impl Redis>, actor: u32, key: &str) -> Result<v1::Message, Status> {
     let message = Some(v1::GetMessageRequest { context_id: CONTEXT, key: key.to_owned() });
-    let found = stage.letters().find_message(wire::FindMessageRequest { message, on_behalf_of: actor }).await;
+    let found =
+        stage.message_box().find_message(wire::FindMessageRequest { message, on_behalf_of: actor }).await;
     found.map(|found| found.into_inner().message.unwrap())
 }
 
 async fn set(stage: &Stage<impl Redis>, field: &str, value: &str) {
-    stage.ask(Cmd::new("HSET").arg(&stage.keys().context()).arg(field).arg(value)).await;
+    stage.command(Cmd::new("HSET").arg(&stage.keys().context()).arg(field).arg(value)).await;
 }
 
 async fn msg_in(stage: &Stage<impl Redis>) -> Vec<String> {
-    stage.ask(Cmd::new("LRANGE").arg(&stage.keys().msg_in()).arg(0).arg(-1)).await.texts().unwrap()
+    stage.command(Cmd::new("LRANGE").arg(&stage.keys().msg_in()).arg(0).arg(-1)).await.texts().unwrap()
 }
 
 async fn a_letter_lands_in_one_inbox(stage: Stage<impl Redis>) {
@@ -149,7 +150,7 @@ async fn a_letter_lands_in_one_inbox(stage: Stage<impl Redis>) {
     // Plain programs find it as well, and what they take is not acknowledged.
     let stored = stage.keys().message(ActorId(0), MessageId(1));
     assert_eq!(msg_in(&stage).await, std::slice::from_ref(&stored));
-    let popped = stage.ask(Cmd::new("RPOP").arg(&stage.keys().msg_in())).await.text().unwrap();
+    let popped = stage.command(Cmd::new("RPOP").arg(&stage.keys().msg_in())).await.text().unwrap();
     let hash = stage.hash(&popped).await;
     assert_eq!((popped, hash["message"].as_str()), (stored, "number 31"));
     assert_eq!((hash["to"].as_str(), hash["caller_id"].as_str()), ("3", "0"));
@@ -172,10 +173,10 @@ async fn a_letter_is_taken_once(stage: Stage<impl Redis>) {
     assert!(accept(&stage, &first, false).await.duplicate, "what was read is remembered");
     assert!(present(&stage).await.is_empty());
     let marks =
-        stage.ask(Cmd::new("KEYS").arg(&format!("{}seen:*", stage.keys().prefix().replace('{', "\\{"))));
+        stage.command(Cmd::new("KEYS").arg(&format!("{}seen:*", stage.keys().prefix().replace('{', "\\{"))));
     let marks = marks.await.texts().unwrap();
     assert_eq!(marks.len(), 1);
-    let left = stage.ask(Cmd::new("TTL").arg(&marks[0])).await.uint().unwrap();
+    let left = stage.command(Cmd::new("TTL").arg(&marks[0])).await.uint().unwrap();
     assert!((6 * 24 * 3600..=7 * 24 * 3600).contains(&left), "{left}");
     // Any part of the origin makes it another letter.
     let mut others = [letter(2), letter(1), letter(1), letter(1)];
@@ -242,11 +243,11 @@ async fn what_cannot_be_taken_is_refused_with_the_reason(stage: Stage<impl Redis
     for none in [&b"{}"[..], b"x", b""] {
         let request =
             wire::AcceptLetterRequest { letter_json: none.to_vec().into(), verified: false, foreign: false };
-        assert_eq!(failure(stage.letters().accept_letter(request).await).0, Code::InvalidArgument);
+        assert_eq!(failure(stage.message_box().accept_letter(request).await).0, Code::InvalidArgument);
     }
     let job = DirectMessage { message_type: MessageType::Job, from: "me".to_owned(), ..letter(1) };
     let request = wire::AcceptLetterRequest { letter_json: json(&job), verified: false, foreign: false };
-    let status = stage.letters().accept_letter(request).await.unwrap_err();
+    let status = stage.message_box().accept_letter(request).await.unwrap_err();
     assert_eq!(status.code(), Code::InvalidArgument);
     assert!(status.message().contains("letter_json.from") && status.message().contains("letter_json.type"));
 }
@@ -262,7 +263,7 @@ async fn a_letter_that_names_no_context_goes_home(stage: Stage<impl Redis>) {
     refused(&stage, &DirectMessage { target_context: None, ..letter(2) }, false, "UNKNOWN_RECIPIENT").await;
 }
 
-async fn what_names_nobody_is_for_the_admins(stage: Stage<impl Redis>) {
+async fn what_names_no_recipient_is_for_the_admins(stage: Stage<impl Redis>) {
     let to_admins = |number| DirectMessage { to: TO_ADMINS.to_owned(), ..letter(number) };
     let present = async |actor: u32| {
         let mut inbox = watch(&stage, actor, receive(0, true)).await.unwrap();
@@ -287,7 +288,7 @@ async fn what_names_nobody_is_for_the_admins(stage: Stage<impl Redis>) {
     // A full inbox keeps nothing from the other.
     let full = limits::INBOX_BYTES_MAX;
     let fill = async |actor: u32| {
-        stage.ask(Cmd::new("HSET").arg(&stage.keys().inbox_bytes()).arg(actor).arg(full)).await;
+        stage.command(Cmd::new("HSET").arg(&stage.keys().inbox_bytes()).arg(actor).arg(full)).await;
     };
     fill(EXECUTOR).await;
     accepted(&stage, &to_admins(2)).await;
@@ -299,7 +300,7 @@ async fn what_names_nobody_is_for_the_admins(stage: Stage<impl Redis>) {
     // Another coordinator cannot know which context's admins are meant.
     let letter_json = json(&to_admins(5));
     let request = wire::AcceptLetterRequest { letter_json, verified: false, foreign: true };
-    assert_eq!(failure(stage.letters().accept_letter(request).await).0, Code::InvalidArgument);
+    assert_eq!(failure(stage.message_box().accept_letter(request).await).0, Code::InvalidArgument);
 }
 
 async fn a_full_inbox_takes_nothing_and_the_mirror_is_bounded(stage: Stage<impl Redis>) {
@@ -327,12 +328,12 @@ async fn an_inbox_holds_so_many_bytes(stage: Stage<impl Redis>) {
     let keys = [accepted(&stage, &letter(1)).await, accepted(&stage, &letter(2)).await];
     let counter = stage.keys().inbox_bytes();
     let waiting = || async {
-        let count = stage.ask(Cmd::new("HGET").arg(&counter).arg(READER)).await;
+        let count = stage.command(Cmd::new("HGET").arg(&counter).arg(READER)).await;
         count.optional_text().unwrap().map(|count| count.parse::<usize>().unwrap())
     };
     assert_eq!(waiting().await, Some(2 * "number 1".len()));
     let nearly = limits::INBOX_BYTES_MAX - "number 3".len() + 1;
-    stage.ask(Cmd::new("HSET").arg(&counter).arg(READER).arg(nearly)).await;
+    stage.command(Cmd::new("HSET").arg(&counter).arg(READER).arg(nearly)).await;
     refused(&stage, &letter(3), false, "INBOX_FULL").await;
     acknowledge(&stage, READER, 0, &[&keys[0], &keys[0]]).await.unwrap();
     assert_eq!(waiting().await, Some(nearly - "number 1".len()));
@@ -340,7 +341,7 @@ async fn an_inbox_holds_so_many_bytes(stage: Stage<impl Redis>) {
     let message =
         Some(v1::DeleteMessageRequest { context_id: CONTEXT, key: keys[1].clone(), ..Default::default() });
     let remove = wire::RemoveMessageRequest { message, on_behalf_of: READER };
-    stage.letters().remove_message(remove).await.unwrap();
+    stage.message_box().remove_message(remove).await.unwrap();
     assert_eq!(waiting().await, Some(nearly - "number 1".len()));
     // An empty inbox holds nothing, whatever became of what was in it.
     acknowledge(&stage, READER, 0, &[&third]).await.unwrap();
@@ -351,7 +352,7 @@ async fn an_inbox_holds_so_many_bytes(stage: Stage<impl Redis>) {
 pub(crate) async fn fill_done(stage: &Stage<impl Redis>) {
     let fill = "for n = 1, ARGV[1] do redis.call('ZADD', KEYS[1], 1e9 + n, 'gone:' .. n) end";
     let done = stage.keys().letters_done();
-    stage.ask(Cmd::new("EVAL").arg(fill).arg(1).arg(&done).arg(limits::MESSAGES_DONE_MAX - 1)).await;
+    stage.command(Cmd::new("EVAL").arg(fill).arg(1).arg(&done).arg(limits::MESSAGES_DONE_MAX - 1)).await;
 }
 
 async fn of_what_was_read_the_oldest_goes(stage: Stage<impl Redis>) {
@@ -367,14 +368,14 @@ async fn of_what_was_read_the_oldest_goes(stage: Stage<impl Redis>) {
     assert_eq!(failure(find(&stage, READER, &keys[1]).await).0, Code::NotFound);
     assert!(find(&stage, READER, &keys[2]).await.is_ok());
     assert_eq!(present(&stage).await.len(), 2, "what was not read stays");
-    let left = stage.ask(Cmd::new("ZRANGE").arg(&stage.keys().letters()).arg(0).arg(-1)).await;
+    let left = stage.command(Cmd::new("ZRANGE").arg(&stage.keys().letters()).arg(0).arg(-1)).await;
     assert_eq!(left.texts().unwrap().len(), 3);
-    let count = stage.ask(Cmd::new("ZCARD").arg(&done)).await.uint().unwrap();
+    let count = stage.command(Cmd::new("ZCARD").arg(&done)).await.uint().unwrap();
     assert_eq!(count, limits::MESSAGES_DONE_MAX as u64);
     assert!(accept(&stage, &letter(2), false).await.duplicate, "it is remembered all the same");
 }
 
-async fn whoever_crashes_before_it_acknowledges_gets_it_again(mut stage: Stage<impl Redis>) {
+async fn a_recipient_that_crashes_before_it_acknowledges_gets_it_again(mut stage: Stage<impl Redis>) {
     let mut keys = Vec::new();
     for n in 1..=3 {
         keys.push(accepted(&stage, &letter(n)).await);
@@ -420,17 +421,17 @@ async fn acknowledging_again_changes_nothing(stage: Stage<impl Redis>) {
     assert!(present(&stage).await.is_empty());
 }
 
-async fn whoever_acknowledges_nothing_is_judged_all_the_same(stage: Stage<impl Redis>) {
+async fn a_request_that_acknowledges_nothing_is_authorized_all_the_same(stage: Stage<impl Redis>) {
     assert_eq!(acknowledge(&stage, READER, 0, &[]).await.unwrap(), 0);
     assert_eq!(acknowledge(&stage, ADMIN, READER, &[]).await.unwrap(), 0);
     assert_eq!(failure(acknowledge(&stage, EXECUTOR, READER, &[]).await).0, Code::PermissionDenied);
     assert_eq!(failure(acknowledge(&stage, STRANGER, 0, &[]).await).0, Code::NotFound);
 }
 
-async fn what_another_coordinator_brings_is_nobodys_here_without_a_signature(stage: Stage<impl Redis>) {
+async fn what_another_coordinator_brings_is_no_actors_here_without_a_signature(stage: Stage<impl Redis>) {
     let bring = async |letter: &DirectMessage, verified, foreign| {
         let request = wire::AcceptLetterRequest { letter_json: json(letter), verified, foreign };
-        stage.letters().accept_letter(request).await.unwrap().into_inner()
+        stage.message_box().accept_letter(request).await.unwrap().into_inner()
     };
     // In the name of an actor of this coordinator: a colleague, or the recipient itself.
     for actor in [EXECUTOR, READER] {
@@ -449,7 +450,7 @@ async fn what_another_coordinator_brings_is_nobodys_here_without_a_signature(sta
     let shown: Vec<_> = lists.iter().map(|m| (m.origin.as_ref().unwrap().own, m.verified)).collect();
     assert_eq!(shown, [(true, false), (false, false)]);
     // Nobody knows of what was kept before that was noted.
-    stage.ask(Cmd::new("HDEL").arg(&stage.key_of(&here)).arg("foreign")).await;
+    stage.command(Cmd::new("HDEL").arg(&stage.key_of(&here)).arg("foreign")).await;
     assert!(!own(&here).await);
 }
 
@@ -489,14 +490,14 @@ async fn a_watch_ends_with_the_role_that_allowed_it(stage: Stage<impl Redis>) {
     accepted(&stage, &letter(1)).await;
     next(&mut inbox, 1).await;
     set(&stage, "readers", "[]").await;
-    stage.ask(Cmd::new("PUBLISH").arg(&stage.keys().hint_channel()).arg("context")).await;
+    stage.command(Cmd::new("PUBLISH").arg(&stage.keys().hint_channel()).arg("context")).await;
     assert_eq!(failure(inbox.message().await).0, Code::NotFound);
 
     set(&stage, "readers", "[3]").await;
     let mut inbox = watch(&stage, READER, receive(0, false)).await.unwrap();
     next(&mut inbox, 1).await;
     set(&stage, "state", "deleting").await;
-    stage.ask(Cmd::new("PUBLISH").arg(&stage.keys().hint_channel()).arg("context")).await;
+    stage.command(Cmd::new("PUBLISH").arg(&stage.keys().hint_channel()).arg("context")).await;
     assert_eq!(failure(inbox.message().await), (Code::FailedPrecondition, "CONTEXT_DELETING".to_owned()));
 }
 
@@ -520,13 +521,13 @@ async fn what_was_received_is_listed_and_removed(stage: Stage<impl Redis>) {
     let key = accepted(&stage, &letter(1)).await;
     let list = Some(v1::ListMessagesRequest { context_id: CONTEXT, ..Default::default() });
     let request = wire::FindMessagesRequest { list, on_behalf_of: READER };
-    let page = stage.letters().find_messages(request).await.unwrap().into_inner().page.unwrap();
+    let page = stage.message_box().find_messages(request).await.unwrap().into_inner().page.unwrap();
     assert_eq!((page.messages.len(), page.messages[0].key.as_str()), (1, key.as_str()));
     let remove = |actor: u32| {
         let message =
             Some(v1::DeleteMessageRequest { context_id: CONTEXT, key: key.clone(), ..Default::default() });
         let (request, mut client) =
-            (wire::RemoveMessageRequest { message, on_behalf_of: actor }, stage.letters());
+            (wire::RemoveMessageRequest { message, on_behalf_of: actor }, stage.message_box());
         async move { client.remove_message(request).await.map(drop) }
     };
     assert_eq!(failure(remove(EXECUTOR).await).0, Code::PermissionDenied);
@@ -557,7 +558,7 @@ async fn a_context_goes_with_its_inboxes(stage: Stage<impl Redis>) {
     let delete = v1::DeleteContextRequest { context_id: CONTEXT, ..Default::default() };
     stage.contexts(Identity::Admin).delete_context(delete).await.unwrap();
     assert!(matches!(failure(inbox.message().await).0, Code::FailedPrecondition | Code::NotFound));
-    let left = stage.ask(Cmd::new("KEYS").arg("*")).await.texts().unwrap();
+    let left = stage.command(Cmd::new("KEYS").arg("*")).await.texts().unwrap();
     let left: Vec<_> = left.iter().filter(|key| stage.keys().parse(key).is_some()).collect();
     assert!(left.is_empty(), "{left:?}");
     for target_context in [None, Some(ContextId(CONTEXT))] {
@@ -572,14 +573,14 @@ scenarios!(
     what_is_signed_is_taken_once_wherever_it_is_sent_from,
     what_cannot_be_taken_is_refused_with_the_reason,
     a_letter_that_names_no_context_goes_home,
-    what_names_nobody_is_for_the_admins,
+    what_names_no_recipient_is_for_the_admins,
     a_full_inbox_takes_nothing_and_the_mirror_is_bounded,
     an_inbox_holds_so_many_bytes,
     of_what_was_read_the_oldest_goes,
-    whoever_crashes_before_it_acknowledges_gets_it_again,
+    a_recipient_that_crashes_before_it_acknowledges_gets_it_again,
     acknowledging_again_changes_nothing,
-    whoever_acknowledges_nothing_is_judged_all_the_same,
-    what_another_coordinator_brings_is_nobodys_here_without_a_signature,
+    a_request_that_acknowledges_nothing_is_authorized_all_the_same,
+    what_another_coordinator_brings_is_no_actors_here_without_a_signature,
     many_are_acknowledged_in_one_call,
     inboxes_are_private,
     a_watch_ends_with_the_role_that_allowed_it,

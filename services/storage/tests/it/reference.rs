@@ -14,7 +14,7 @@ use proto::internal::v1::CommitRefusal;
 use proto::v1;
 use tonic::Code;
 
-use crate::conformance::{self, Asked, Asking as _, Chances, End, Family, Kept};
+use crate::conformance::{self, Chances, End, Family, Kept, PastRequests, Requesting as _};
 use crate::places::Redis;
 use crate::stage::{ADMIN, CONTEXT, EXECUTOR, READER, Running, STRANGER, Stage};
 
@@ -46,7 +46,7 @@ pub(crate) enum Wrong {
 }
 
 #[derive(Debug, Clone, PartialEq)]
-enum Wish {
+enum Operation {
     Create {
         nodes: u32,
     },
@@ -75,7 +75,7 @@ enum Wish {
 pub(crate) struct Call {
     request_id: String,
     flow: usize,
-    wish: Wish,
+    operation: Operation,
 }
 
 #[derive(Debug)]
@@ -116,7 +116,7 @@ struct Expected {
     status: Status,
     has_nodes: bool,
     /// With which grace.
-    cancel_wished: Option<u32>,
+    requested_grace_secs: Option<u32>,
     signals: BTreeSet<u8>,
     /// How many wait for the owner.
     inputs: usize,
@@ -143,14 +143,14 @@ impl Expected {
     }
 
     fn is_given_up(&self) -> bool {
-        self.status == Status::Created && self.cancel_wished.is_some()
+        self.status == Status::Created && self.requested_grace_secs.is_some()
     }
 
     /// Returns true if a cancellation changes anything.
-    fn is_news(&self, grace_secs: u32) -> bool {
+    fn is_new_cancel(&self, grace_secs: u32) -> bool {
         match self.status {
-            Status::Created => self.cancel_wished.is_none(),
-            Status::Started => self.cancel_wished.is_none_or(|wished| grace_secs < wished),
+            Status::Created => self.requested_grace_secs.is_none(),
+            Status::Started => self.requested_grace_secs.is_none_or(|requested| grace_secs < requested),
             Status::Finished | Status::Gone => false,
         }
     }
@@ -173,8 +173,8 @@ impl Expected {
         let is = (flow.revision, flow.generation, said.epoch, said.first_job_id);
         let Running { revision, epoch, first_job, .. } = self.running;
         assert_eq!(is, (revision, self.generation, epoch, first_job), "flow {}", flow.id);
-        assert_eq!(flow.cancel_requested_time.is_some(), self.cancel_wished.is_some());
-        assert_eq!(said.cancel_grace_secs, self.cancel_wished.unwrap_or(0));
+        assert_eq!(flow.cancel_requested_time.is_some(), self.requested_grace_secs.is_some());
+        assert_eq!(said.cancel_grace_secs, self.requested_grace_secs.unwrap_or(0));
         assert!(!self.is_owned || self.status == Status::Created || said.owner == self.running.owner);
     }
 }
@@ -183,9 +183,9 @@ pub(crate) struct Flows {
     flows: Vec<Expected>,
     owners: [String; 2],
     revision: u64,
-    asked: Asked<Call>,
+    past_requests: PastRequests<Call>,
     /// Flows that requests made, or whether they changed nothing.
-    told: BTreeMap<(u32, String), (usize, bool)>,
+    results: BTreeMap<(u32, String), (usize, bool)>,
 }
 
 impl Flows {
@@ -309,8 +309,8 @@ impl Family for Flows {
             flows: Vec::new(),
             owners: [OwnerId::random().to_string(), OwnerId::random().to_string()],
             revision: 1,
-            asked: Asked::default(),
-            told: BTreeMap::new(),
+            past_requests: PastRequests::default(),
+            results: BTreeMap::new(),
         }
     }
 
@@ -322,7 +322,7 @@ impl Family for Flows {
             What::CommitAgain => self.commit_again(stage, &op).await,
             _ => {
                 if let Some((who, call)) = self.call(&op) {
-                    self.ask(stage, who, call).await;
+                    self.request(stage, who, call).await;
                 }
             }
         }
@@ -367,7 +367,7 @@ impl Family for Flows {
 
     fn kept(&self) -> Kept {
         let mut kept = Kept::on_stage(self.revision);
-        self.asked.keep(CONTEXT, &mut kept);
+        self.past_requests.keep(CONTEXT, &mut kept);
         for expected in self.flows.iter().filter(|expected| expected.status != Status::Gone) {
             let id = FlowId(expected.running.id);
             if let Some(status) = expected.status.list() {

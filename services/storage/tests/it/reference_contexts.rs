@@ -14,7 +14,7 @@ use proptest::prelude::*;
 use proto::v1;
 use tonic::{Code, Status};
 
-use crate::conformance::{self, Asked, Asking, End, Family, Kept};
+use crate::conformance::{self, End, Family, Kept, PastRequests, Requesting};
 use crate::places::Redis;
 use crate::stage::{ADMIN, CONTEXT, EXECUTOR, READER, STRANGER, Stage, key_of};
 
@@ -96,7 +96,7 @@ struct Context {
     revision: u64,
     /// Actor that the context counts for; none when the bootstrap identity created it.
     creator: Option<u32>,
-    asked: Asked<Call>,
+    past_requests: PastRequests<Call>,
 }
 
 impl Context {
@@ -112,7 +112,7 @@ pub(crate) struct Contexts {
     /// Actors by their keys.
     keys: BTreeMap<String, u32>,
     revision: u64,
-    asked: Asked<Call>,
+    past_requests: PastRequests<Call>,
     /// The contexts that requests made.
     made: BTreeMap<(u32, String), String>,
     said: Vec<(u32, Call)>,
@@ -213,7 +213,7 @@ impl Contexts {
     }
 }
 
-impl Asking for Contexts {
+impl Requesting for Contexts {
     type Call = Call;
     type Answer = Answer;
 
@@ -302,7 +302,7 @@ impl Family for Contexts {
             contexts: BTreeMap::new(),
             keys: BTreeMap::new(),
             revision: 5,
-            asked: Asked::default(),
+            past_requests: PastRequests::default(),
             made: BTreeMap::new(),
             said: Vec::new(),
         };
@@ -313,15 +313,15 @@ impl Family for Contexts {
             known.actors.insert(id, actor);
         }
         let lists = [ADMIN, EXECUTOR, READER].map(|id| BTreeSet::from([id]));
-        let (uid, asked) = (stage.context_uid.clone(), Asked::default());
-        let context = Context { uid, lists, revision: 1, creator: None, asked };
+        let (uid, past_requests) = (stage.context_uid.clone(), PastRequests::default());
+        let context = Context { uid, lists, revision: 1, creator: None, past_requests };
         known.contexts.insert(CONTEXT, context);
         known
     }
 
     async fn apply(&mut self, stage: &Stage<impl Redis>, op: Op) {
         if let Some((who, call)) = self.call(&op) {
-            self.ask(stage, who, call).await;
+            self.request(stage, who, call).await;
         }
     }
 
@@ -343,7 +343,7 @@ impl Family for Contexts {
         for id in self.actors.keys() {
             kept.global(&GlobalKey::Actor(ActorId(*id)));
         }
-        for (who, request_id) in self.asked.keys() {
+        for (who, request_id) in self.past_requests.keys() {
             kept.global(&GlobalKey::Request(who, request_id));
         }
         if !self.contexts.is_empty() {
@@ -355,7 +355,7 @@ impl Family for Contexts {
                 kept.global(&GlobalKey::ContextCreators);
             }
             kept.context(*id, context.revision);
-            context.asked.keep(*id, &mut kept);
+            context.past_requests.keep(*id, &mut kept);
         }
         kept
     }

@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use proto::v1;
 use tonic::{Code, Status};
 
-use crate::conformance::{self, Asked, Asking, Chances, End, Family, Kept};
+use crate::conformance::{self, Chances, End, Family, Kept, PastRequests, Requesting};
 use crate::places::Redis;
 use crate::stage::{ADMIN, CONTEXT, EXECUTOR, READER, STRANGER, Stage};
 
@@ -65,7 +65,7 @@ pub(crate) struct Jobs {
     /// Jobs that requests made.
     made: BTreeMap<(u32, String), (u32, u32)>,
     revision: u64,
-    asked: Asked<Call>,
+    past_requests: PastRequests<Call>,
 }
 
 impl Jobs {
@@ -128,7 +128,7 @@ impl Jobs {
                 };
                 Call::Delete(v1::DeleteJobRequest { request_id, context_id: CONTEXT, caller_id, job_id })
             }
-            What::Again => return self.asked.again(op, changed),
+            What::Again => return self.past_requests.again(op, changed),
             What::Put | What::Sweep => return None,
         };
         Some((op.who, call))
@@ -219,7 +219,7 @@ impl Jobs {
     }
 }
 
-impl Asking for Jobs {
+impl Requesting for Jobs {
     type Call = Call;
     type Answer = Option<v1::Job>;
 
@@ -231,7 +231,7 @@ impl Asking for Jobs {
             EXECUTOR if caller != EXECUTOR => return End::DENIED,
             _ => {}
         }
-        let before = self.asked.before(who, call.request_id(), call);
+        let before = self.past_requests.before(who, call.request_id(), call);
         match call {
             Call::Create(request) => {
                 let made = self.made.get(&(who, request.request_id.clone()));
@@ -284,7 +284,7 @@ impl Asking for Jobs {
             }
             (Call::Create(_), None) => panic!("no job was given"),
         }
-        self.asked.remember(who, call.request_id(), call);
+        self.past_requests.remember(who, call.request_id(), call);
     }
 
     fn check_answer(&self, _: u32, _: &Call, answer: &Option<v1::Job>, _: End) {
@@ -335,7 +335,7 @@ impl Family for Jobs {
             order: Vec::new(),
             made: BTreeMap::new(),
             revision: 1,
-            asked: Asked::default(),
+            past_requests: PastRequests::default(),
         }
     }
 
@@ -346,7 +346,7 @@ impl Family for Jobs {
             What::Create | What::Delete | What::Again => {}
         }
         if let Some((who, call)) = self.call(&op) {
-            self.ask(stage, who, call).await;
+            self.request(stage, who, call).await;
         }
     }
 
@@ -360,7 +360,7 @@ impl Family for Jobs {
 
     fn kept(&self) -> Kept {
         let mut kept = Kept::on_stage(self.revision);
-        self.asked.keep(CONTEXT, &mut kept);
+        self.past_requests.keep(CONTEXT, &mut kept);
         for (caller, id) in self.jobs.keys() {
             kept.key(CONTEXT, &ContextKey::Jobs);
             kept.key(CONTEXT, &ContextKey::Job(ActorId(*caller), JobId(*id)));

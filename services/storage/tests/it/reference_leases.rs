@@ -57,9 +57,9 @@ struct Replica {
     name: &'static str,
     owner: String,
     beats: mpsc::Sender<wire::JoinRequest>,
-    news: Streaming<wire::JoinResponse>,
+    answers: Streaming<wire::JoinResponse>,
     /// Live replicas, as last sent to the replica.
-    told: BTreeSet<String>,
+    received: BTreeSet<String>,
 }
 
 pub(crate) struct Leases {
@@ -106,16 +106,16 @@ impl Replica {
         let hello =
             wire::JoinHello { name: name.to_owned(), owner: owner.clone(), address: address(name), again };
         beats.send(wire::JoinRequest { hello: Some(hello) }).await.unwrap();
-        let mut news = stage.flows().join(ReceiverStream::new(requests)).await?.into_inner();
-        let mut next = async || Ok::<_, Status>(news.message().await?.unwrap().news.unwrap());
+        let mut answers = stage.flows().join(ReceiverStream::new(requests)).await?.into_inner();
+        let mut next = async || Ok::<_, Status>(answers.message().await?.unwrap().news.unwrap());
         let News::Replicas(live) = next().await? else { panic!("who lives comes first") };
         assert_eq!(next().await?, News::Resync(wire::Resync {}));
-        Ok(Self { name, owner, beats, news, told: BTreeSet::from_iter(live.names) })
+        Ok(Self { name, owner, beats, answers, received: BTreeSet::from_iter(live.names) })
     }
 
     async fn next(&mut self) -> Result<Option<News>, Status> {
-        let next = tokio::time::timeout(PATIENCE, self.news.message()).await.expect("there is news");
-        Ok(next?.map(|news| news.news.unwrap()))
+        let next = tokio::time::timeout(PATIENCE, self.answers.message()).await.expect("there is news");
+        Ok(next?.map(|answer| answer.news.unwrap()))
     }
 
     /// The end of its stream, after any news.
@@ -131,21 +131,21 @@ impl Replica {
 
     /// Waits until the replica has received exactly this list of live replicas.
     async fn sees(&mut self, names: &BTreeSet<String>) {
-        while self.told != *names {
+        while self.received != *names {
             match self.next().await.unwrap().unwrap() {
-                News::Replicas(live) => self.told = BTreeSet::from_iter(live.names),
-                other => panic!("{} is told {other:?}", self.name),
+                News::Replicas(live) => self.received = BTreeSet::from_iter(live.names),
+                other => panic!("{} received {other:?}", self.name),
             }
         }
     }
 
     /// Checks that the replica has received everything.
-    fn has_heard(&mut self) {
-        while let Some(next) = self.news.message().now_or_never() {
+    fn check_received(&mut self) {
+        while let Some(next) = self.answers.message().now_or_never() {
             match next.unwrap().unwrap().news.unwrap() {
                 // That it changed and is as before.
-                News::Replicas(live) => assert_eq!(BTreeSet::from_iter(live.names), self.told),
-                other => panic!("{} is told {other:?}", self.name),
+                News::Replicas(live) => assert_eq!(BTreeSet::from_iter(live.names), self.received),
+                other => panic!("{} received {other:?}", self.name),
             }
         }
     }
@@ -160,16 +160,16 @@ impl Leases {
     async fn read(&mut self) {
         let live = self.leases.iter().filter(|(_, lease)| !lease.is_over);
         self.seen = live.map(|(name, _)| (*name).to_owned()).collect();
-        let mut standing = Vec::new();
+        let mut remaining = Vec::new();
         for mut replica in std::mem::take(&mut self.replicas) {
             if self.is_held(replica.name, &replica.owner) {
                 replica.sees(&self.seen).await;
-                standing.push(replica);
+                remaining.push(replica);
             } else {
                 assert_eq!(replica.end().await, lost(), "{} {}", replica.name, replica.owner);
             }
         }
-        self.replicas = standing;
+        self.replicas = remaining;
     }
 
     async fn join(&mut self, stage: &Stage<impl Redis>, op: &Chances<What>) {
@@ -190,7 +190,7 @@ impl Leases {
         self.leases.retain(|_, lease| !lease.is_over);
         self.leases.insert(name, Lease { owner, is_over: false });
         let joined = joined.unwrap();
-        assert!(joined.told.iter().map(String::as_str).eq(self.leases.keys().copied()));
+        assert!(joined.received.iter().map(String::as_str).eq(self.leases.keys().copied()));
         self.replicas.push(joined);
         self.read().await;
         if self.replicas.len() > REPLICAS {
@@ -215,11 +215,11 @@ impl Leases {
     }
 
     async fn end(&mut self, place: usize) {
-        let Replica { name, owner, beats, news, told } = self.replicas.remove(place);
+        let Replica { name, owner, beats, answers, received } = self.replicas.remove(place);
         drop(beats);
         // The clean end of a former start takes nothing from the present one.
         let is_its_own = self.leases.get(name).is_some_and(|lease| lease.owner == owner);
-        let mut replica = Replica { name, owner, beats: mpsc::channel(1).0, news, told };
+        let mut replica = Replica { name, owner, beats: mpsc::channel(1).0, answers, received };
         assert_eq!(replica.end().await.0, Code::Ok);
         if is_its_own {
             self.leases.remove(name);
@@ -228,8 +228,8 @@ impl Leases {
     }
 
     async fn break_off(&mut self, place: usize) {
-        let Replica { beats, news, .. } = self.replicas.remove(place);
-        drop(news);
+        let Replica { beats, answers, .. } = self.replicas.remove(place);
+        drop(answers);
         noticed().await;
         drop(beats);
     }
@@ -342,7 +342,7 @@ impl Family for Leases {
             (What::Beat | What::End | What::Break, None) => {}
         }
         self.check_leases(stage).await;
-        self.replicas.iter_mut().for_each(Replica::has_heard);
+        self.replicas.iter_mut().for_each(Replica::check_received);
     }
 
     async fn check(&mut self, stage: &Stage<impl Redis>) {

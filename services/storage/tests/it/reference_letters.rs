@@ -15,7 +15,7 @@ use proto::v1;
 use testkit::{PATIENCE, wait_until};
 use tonic::{Code, Status};
 
-use crate::conformance::{self, Asked, Asking, Chances, End, Family, Kept};
+use crate::conformance::{self, Chances, End, Family, Kept, PastRequests, Requesting};
 use crate::places::Redis;
 use crate::stage::{ADMIN, CONTEXT, EXECUTOR, READER, STRANGER, Stage, json, key_of};
 
@@ -98,7 +98,7 @@ pub(crate) struct Letters {
     /// Messages that requests made, or how many.
     made: BTreeMap<(u32, String), (String, u32)>,
     revision: u64,
-    asked: Asked<Call>,
+    past_requests: PastRequests<Call>,
     /// Where those are that are on their way: with nobody, with a router.
     is_out: bool,
     is_held: bool,
@@ -183,7 +183,7 @@ impl Letters {
                 let key = dead.unwrap_or_else(|| self.some(object));
                 Call::Resend(v1::ResendMessageRequest { request_id, context_id: CONTEXT, key })
             }
-            What::Again => return self.asked.again(op, changed),
+            What::Again => return self.past_requests.again(op, changed),
             What::Settle | What::Accept => return None,
         };
         Some((who, call))
@@ -206,7 +206,7 @@ impl Letters {
         let (number, to) = (u32::from(op.mask), op.who);
         let letter_json = json(&letter(number, to, op.other));
         let request = wire::AcceptLetterRequest { letter_json, verified: false, foreign: false };
-        let answer = stage.letters().accept_letter(request).await.unwrap().into_inner();
+        let answer = stage.message_box().accept_letter(request).await.unwrap().into_inner();
         let is = (answer.message_key.as_str(), answer.duplicate, answer.reason.as_str());
         match self.seen.get(&number) {
             _ if to == STRANGER => assert_eq!(is, ("", false, "UNKNOWN_RECIPIENT")),
@@ -262,7 +262,7 @@ impl Letters {
                 ..Default::default()
             };
             let request = wire::FindMessagesRequest { list: Some(list), on_behalf_of: READER };
-            let page = stage.letters().find_messages(request).await.unwrap().into_inner().page.unwrap();
+            let page = stage.message_box().find_messages(request).await.unwrap().into_inner().page.unwrap();
             page.messages.iter().for_each(|message| self.assert_kept(message));
             listed.extend(page.messages.into_iter().map(|message| message.key));
             page_token = page.next_page_token;
@@ -275,7 +275,7 @@ impl Letters {
         let list =
             Some(v1::ListDeadLettersRequest { context_id: CONTEXT, page_size: 500, ..Default::default() });
         let request = wire::FindDeadLettersRequest { list, on_behalf_of: READER };
-        let page = stage.letters().find_dead_letters(request).await.unwrap().into_inner().page.unwrap();
+        let page = stage.message_box().find_dead_letters(request).await.unwrap().into_inner().page.unwrap();
         let dead: BTreeSet<&String> = page.messages.iter().map(|message| &message.key).collect();
         assert_eq!(dead, self.in_state(State::Dead).collect(), "what will not arrive");
         for key in self.order.iter().rev().take(12) {
@@ -292,7 +292,7 @@ impl Letters {
             let receive =
                 Some(v1::ReceiveMessagesRequest { context_id: CONTEXT, actor_id: owner, only_present: true });
             let request = wire::WatchInboxRequest { receive, on_behalf_of: ADMIN };
-            let mut inbox = stage.letters().watch_inbox(request).await.unwrap().into_inner();
+            let mut inbox = stage.message_box().watch_inbox(request).await.unwrap().into_inner();
             let mut received = Vec::new();
             while let Some(part) = inbox.message().await.unwrap() {
                 received.extend(part.received.unwrap().messages);
@@ -310,8 +310,8 @@ impl Letters {
     async fn check_ways(&mut self, stage: &Stage<impl Redis>) {
         let keys = stage.keys();
         let range = |name, key: &str| Cmd::new(name).arg(key).arg(0).arg(-1);
-        let out = stage.ask(range("LRANGE", &keys.msg_out())).await.texts().unwrap();
-        let held = stage.ask(range("ZRANGE", &keys.msg_out_coordinator())).await.texts().unwrap();
+        let out = stage.command(range("LRANGE", &keys.msg_out())).await.texts().unwrap();
+        let held = stage.command(range("ZRANGE", &keys.msg_out_coordinator())).await.texts().unwrap();
         (self.is_out, self.is_held) = (!out.is_empty(), !held.is_empty());
         let mut ways: Vec<String> = out.into_iter().chain(held).collect();
         ways.sort();
@@ -320,7 +320,7 @@ impl Letters {
     }
 }
 
-impl Asking for Letters {
+impl Requesting for Letters {
     type Call = Call;
     type Answer = Answer;
 
@@ -328,7 +328,7 @@ impl Asking for Letters {
         match call {
             Call::Publish(request) => {
                 let caller = if request.caller_id == 0 { who } else { request.caller_id };
-                let before = self.asked.before(who, &request.request_id, call);
+                let before = self.past_requests.before(who, &request.request_id, call);
                 let made = self.made.get(&(who, request.request_id.clone()));
                 match before {
                     _ if who == STRANGER => End::UNSEEN,
@@ -342,10 +342,10 @@ impl Asking for Letters {
             Call::Acknowledge(request) => match request.actor_id {
                 _ if who == STRANGER => End::UNSEEN,
                 actor if actor != 0 && actor != who && who != ADMIN => End::DENIED,
-                _ => self.asked.before(who, &request.request_id, call).unwrap_or(End::Made),
+                _ => self.past_requests.before(who, &request.request_id, call).unwrap_or(End::Made),
             },
             Call::Remove(request) => {
-                let before = self.asked.before(who, &request.request_id, call);
+                let before = self.past_requests.before(who, &request.request_id, call);
                 match self.letters.get(&request.key) {
                     _ if who == STRANGER => End::UNSEEN,
                     None => before.unwrap_or(End::UNSEEN),
@@ -357,7 +357,7 @@ impl Asking for Letters {
                 }
             }
             Call::Resend(request) => {
-                let before = self.asked.before(who, &request.request_id, call);
+                let before = self.past_requests.before(who, &request.request_id, call);
                 match self.letters.get(&request.key) {
                     _ if who == STRANGER => End::UNSEEN,
                     None => End::UNSEEN,
@@ -378,7 +378,7 @@ impl Asking for Letters {
         on_behalf_of: u32,
         call: Call,
     ) -> Result<Answer, Status> {
-        let mut letters = stage.letters();
+        let mut letters = stage.message_box();
         Ok(match call {
             Call::Publish(message) => {
                 let request = wire::PublishRequest { message: Some(message), on_behalf_of };
@@ -439,7 +439,7 @@ impl Asking for Letters {
         if !request_id.is_empty() {
             self.made.insert((who, request_id.clone()), made);
         }
-        self.asked.remember(who, request_id, call);
+        self.past_requests.remember(who, request_id, call);
     }
 
     fn check_answer(&self, who: u32, call: &Call, answer: &Answer, end: End) {
@@ -469,7 +469,8 @@ fn changed(mut call: Call) -> Call {
 
 async fn find(stage: &Stage<impl Redis>, who: u32, key: &str) -> Result<v1::Message, Status> {
     let message = Some(v1::GetMessageRequest { context_id: CONTEXT, key: key.to_owned() });
-    let found = stage.letters().find_message(wire::FindMessageRequest { message, on_behalf_of: who }).await;
+    let found =
+        stage.message_box().find_message(wire::FindMessageRequest { message, on_behalf_of: who }).await;
     found.map(|found| found.into_inner().message.unwrap())
 }
 
@@ -506,7 +507,7 @@ impl Family for Letters {
             _ => {}
         }
         if let Some((who, call)) = self.call(&op) {
-            self.ask(stage, who, call).await;
+            self.request(stage, who, call).await;
         }
     }
 
@@ -518,7 +519,7 @@ impl Family for Letters {
 
     fn kept(&self) -> Kept {
         let mut kept = Kept::on_stage(self.revision);
-        self.asked.keep(CONTEXT, &mut kept);
+        self.past_requests.keep(CONTEXT, &mut kept);
         let ways = [(self.is_out, ContextKey::MsgOut), (self.is_held, ContextKey::MsgOutCoordinator)];
         for (_, key) in ways.into_iter().filter(|(is_there, _)| *is_there) {
             kept.key(CONTEXT, &key);

@@ -60,14 +60,14 @@ struct Carrier {
     /// The holder has been silent for long.
     is_given_up: bool,
     /// The last of its attempts has ended while a router held it, and that settled it but for its place.
-    is_said: bool,
+    is_settled: bool,
 }
 
 impl Carrier {
     /// Status of the message, status of its transport, and why it did not arrive.
     fn state(&self) -> [&str; 3] {
         match &self.place {
-            Place::Held(_) if self.is_said => ["processed", "read", ""],
+            Place::Held(_) if self.is_settled => ["processed", "read", ""],
             Place::Out | Place::Held(_) => ["dispatched", "queued", ""],
             Place::Settled(error) if !error.is_empty() => ["error", "failed", error],
             Place::Settled(_) if self.open > 0 => ["acknowledged", "read", ""],
@@ -103,7 +103,7 @@ pub(crate) struct Messages {
     /// A stream in whose place there is another one.
     former: Option<Router>,
     revision: u64,
-    untold: BTreeSet<u64>,
+    without_events: BTreeSet<u64>,
 }
 
 fn name(id: u32) -> String {
@@ -142,7 +142,7 @@ impl Messages {
                 self.out.push_back(id);
             }
             let ended = BTreeSet::new();
-            let message = Carrier { sent, place, open, ended, is_given_up: false, is_said: false };
+            let message = Carrier { sent, place, open, ended, is_given_up: false, is_settled: false };
             self.messages.insert(id, message);
         }
     }
@@ -161,7 +161,7 @@ impl Messages {
         if self.routers.is_empty() {
             return Place::Out;
         }
-        let router = stage.ask(Cmd::new("HGET").arg(&key(stage, id)).arg("router")).await.text().unwrap();
+        let router = stage.command(Cmd::new("HGET").arg(&key(stage, id)).arg("router")).await.text().unwrap();
         assert!(self.routers.contains_key(&*router), "{router} is not there, and has {id}");
         Place::Held(router)
     }
@@ -190,15 +190,15 @@ impl Messages {
         let status = Cmd::new("HGET").arg(&key(stage, id)).arg("status");
         let held = Cmd::new("ZSCORE").arg(&stage.keys().msg_out_coordinator()).arg(&key(stage, id));
         let is_settled = || async {
-            let is_dispatched = stage.ask(status.clone()).await.text().unwrap() == "dispatched";
-            (!is_dispatched && stage.ask(held.clone()).await.is_nil()).then_some(())
+            let is_dispatched = stage.command(status.clone()).await.text().unwrap() == "dispatched";
+            (!is_dispatched && stage.command(held.clone()).await.is_nil()).then_some(())
         };
         wait_until(is_settled, PATIENCE, format!("message {id} is settled")).await;
         let message = self.messages.get_mut(&id).unwrap();
         (message.place, message.is_given_up) = (Place::Settled(error.to_owned()), false);
-        if !message.is_said {
+        if !message.is_settled {
             self.revision += 1;
-            self.untold.insert(self.revision);
+            self.without_events.insert(self.revision);
         }
     }
 
@@ -212,7 +212,7 @@ impl Messages {
             if matches!(&message.place, Place::Held(router) if !self.routers.contains_key(&**router)) {
                 message.is_given_up = true;
                 let held = stage.keys().msg_out_coordinator();
-                stage.ask(Cmd::new("ZADD").arg(&held).arg(1).arg(&key(stage, *id))).await;
+                stage.command(Cmd::new("ZADD").arg(&held).arg(1).arg(&key(stage, *id))).await;
             }
         }
         // Who is there looks around now and then, and when it comes.
@@ -230,26 +230,26 @@ impl Messages {
         let picked: Vec<u32> = picked.collect();
         // Its settlement is handled after everything before.
         let (mark, held) = (stage.key_of("message:9:9"), stage.keys().msg_out_coordinator());
-        stage.ask(Cmd::new("ZADD").arg(&held).arg("9e9").arg(&mark)).await;
+        stage.command(Cmd::new("ZADD").arg(&held).arg("9e9").arg(&mark)).await;
         let settled =
             |message_key| wire::HeldMessage { context_id: CONTEXT, message_key, ..Default::default() };
-        let told =
+        let settlements =
             picked.iter().map(|id| settled(self::name(*id))).chain([settled("message:9:9".to_owned())]);
-        connected.router.settle(&told.collect::<Vec<_>>(), error).await;
-        let is_heard =
-            || async { stage.ask(Cmd::new("ZSCORE").arg(&held).arg(&mark)).await.is_nil().then_some(()) };
-        wait_until(is_heard, PATIENCE, "what was told is heard").await;
+        connected.router.settle(&settlements.collect::<Vec<_>>(), error).await;
+        let is_processed =
+            || async { stage.command(Cmd::new("ZSCORE").arg(&held).arg(&mark)).await.is_nil().then_some(()) };
+        wait_until(is_processed, PATIENCE, "what was told is heard").await;
         let mut is_new = false;
         for id in picked {
             let message = self.messages.get_mut(&id);
             if let Some(message) = message.filter(|message| matches!(message.place, Place::Held(_))) {
                 message.place = Place::Settled(error.to_owned());
-                is_new |= !message.is_said || !error.is_empty();
+                is_new |= !message.is_settled || !error.is_empty();
             }
         }
         if is_new {
             self.revision += 1;
-            self.untold.insert(self.revision);
+            self.without_events.insert(self.revision);
         }
     }
 
@@ -273,14 +273,14 @@ impl Messages {
             if message.open > 0 && !matches!(message.place, Place::Settled(_)) {
                 message.ended.extend(0..count);
             }
-            message.is_said |= message.open <= 0 && matches!(message.place, Place::Held(_));
+            message.is_settled |= message.open <= 0 && matches!(message.place, Place::Held(_));
         }
     }
 
     async fn push(&mut self, stage: &Stage<impl Redis>, id: u32) {
         let (list, channel) = (stage.keys().msg_out(), stage.keys().hint_channel());
-        stage.ask(Cmd::new("LPUSH").arg(&list).arg(&key(stage, id))).await;
-        stage.ask(Cmd::new("PUBLISH").arg(&channel).arg("out")).await;
+        stage.command(Cmd::new("LPUSH").arg(&list).arg(&key(stage, id))).await;
+        stage.command(Cmd::new("PUBLISH").arg(&channel).arg("out")).await;
         self.out.push_back(id);
     }
 
@@ -291,10 +291,10 @@ impl Messages {
         let end = if self.messages.contains_key(&id) { carries } else { End::UNSEEN };
         let resend = v1::ResendMessageRequest { context_id, key: key.clone(), ..Default::default() };
         let resend = wire::ResendRequest { resend: Some(resend), on_behalf_of };
-        assert!(end.meets(stage.letters().resend(resend).await, "it is sent again").is_none());
+        assert!(end.meets(stage.message_box().resend(resend).await, "it is sent again").is_none());
         let message = Some(v1::DeleteMessageRequest { context_id, key, ..Default::default() });
         let remove = wire::RemoveMessageRequest { message, on_behalf_of };
-        assert!(end.meets(stage.letters().remove_message(remove).await, "it is removed").is_none());
+        assert!(end.meets(stage.message_box().remove_message(remove).await, "it is removed").is_none());
     }
 
     async fn remove(&mut self, stage: &Stage<impl Redis>) {
@@ -321,8 +321,8 @@ impl Messages {
         }
         let (out, held) = (stage.keys().msg_out(), stage.keys().msg_out_coordinator());
         let is_taken = || async {
-            let left = stage.ask(Cmd::new("LLEN").arg(&out)).await.uint().unwrap();
-            let given_up = stage.ask(Cmd::new("ZCOUNT").arg(&held).arg(0).arg(1)).await.uint().unwrap();
+            let left = stage.command(Cmd::new("LLEN").arg(&out)).await.uint().unwrap();
+            let given_up = stage.command(Cmd::new("ZCOUNT").arg(&held).arg(0).arg(1)).await.uint().unwrap();
             (left == 0 && given_up == 0).then_some(())
         };
         wait_until(is_taken, PATIENCE, "everything is taken").await;
@@ -438,7 +438,7 @@ impl Family for Messages {
             out: VecDeque::new(),
             routers: BTreeMap::new(),
             former: None,
-            untold: BTreeSet::new(),
+            without_events: BTreeSet::new(),
         }
     }
 
@@ -472,7 +472,7 @@ impl Family for Messages {
 
     fn kept(&self) -> Kept {
         let mut kept = Kept::on_stage(self.revision);
-        kept.untold(&self.untold);
+        kept.without_events(&self.without_events);
         kept.started(&self.flow);
         if !self.out.is_empty() {
             kept.key(CONTEXT, &ContextKey::MsgOut);

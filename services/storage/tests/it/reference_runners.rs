@@ -10,7 +10,7 @@ use proto::internal::v1::change_runner_request::Change;
 use proto::v1;
 use tonic::{Code, Status};
 
-use crate::conformance::{self, Asked, Asking, Chances, End, Family, Kept};
+use crate::conformance::{self, Chances, End, Family, Kept, PastRequests, Requesting};
 use crate::places::Redis;
 use crate::stage::{ADMIN, CONTEXT, EXECUTOR, READER, STRANGER, Stage};
 
@@ -43,7 +43,7 @@ struct Record {
 pub(crate) struct Runners {
     records: BTreeMap<u32, Record>,
     revision: u64,
-    asked: Asked<Call>,
+    past_requests: PastRequests<Call>,
 }
 
 /// Subject of a change: runner, expected revision, request id.
@@ -83,7 +83,7 @@ impl Runners {
                 };
                 return Some((who, Call::Register(request)));
             }
-            What::Again => return self.asked.again(op, changed),
+            What::Again => return self.past_requests.again(op, changed),
             What::Update => Change::Update(v1::UpdateRunnerRequest {
                 request_id,
                 context_id: CONTEXT,
@@ -117,7 +117,7 @@ impl Runners {
     }
 }
 
-impl Asking for Runners {
+impl Requesting for Runners {
     type Call = Call;
     type Answer = v1::Runner;
 
@@ -131,7 +131,7 @@ impl Asking for Runners {
             Call::Register(request) => &request.request_id,
             Call::Change(change) => subject(change).2,
         };
-        if let Some(end) = self.asked.before(who, request_id, call) {
+        if let Some(end) = self.past_requests.before(who, request_id, call) {
             return end;
         }
         match call {
@@ -174,7 +174,7 @@ impl Asking for Runners {
                 let label = request.labels["zone"].clone();
                 let new = Record { label, revision: self.revision, is_drained: false, is_gone: false };
                 assert!(self.records.insert(answer.id, new).is_none(), "no number is given twice");
-                self.asked.remember(who, &request.request_id, call);
+                self.past_requests.remember(who, &request.request_id, call);
             }
             Call::Change(change) => {
                 let (id, _, request_id) = subject(change);
@@ -189,7 +189,7 @@ impl Asking for Runners {
                     self.revision += 1;
                     record.revision = self.revision;
                 }
-                self.asked.remember(who, request_id, call);
+                self.past_requests.remember(who, request_id, call);
             }
         }
     }
@@ -240,7 +240,7 @@ impl Family for Runners {
 
     async fn apply(&mut self, stage: &Stage<impl Redis>, op: Chances<What>) {
         if let Some((who, call)) = self.call(&op) {
-            self.ask(stage, who, call).await;
+            self.request(stage, who, call).await;
         }
     }
 
@@ -262,7 +262,7 @@ impl Family for Runners {
 
     fn kept(&self) -> Kept {
         let mut kept = Kept::on_stage(self.revision);
-        self.asked.keep(CONTEXT, &mut kept);
+        self.past_requests.keep(CONTEXT, &mut kept);
         for (id, record) in &self.records {
             let key = ContextKey::Runner(RunnerId(*id));
             if record.is_gone {

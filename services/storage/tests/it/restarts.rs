@@ -49,7 +49,7 @@ async fn an_ended_flow_is_run_again_once() {
         let deadline = again.deadline_time.unwrap();
         assert!(deadline.seconds >= i64::try_from(Timestamp::now().as_secs()).unwrap() + 55, "anew from now");
         let active = Cmd::new("SISMEMBER").arg(&stage.keys().flows_active()).arg(&flow.member());
-        assert_eq!(stage.ask(active).await.int(), Ok(1));
+        assert_eq!(stage.command(active).await.int(), Ok(1));
         assert_eq!(stage.commit(flow.step()).await.refusal(), wire::CommitRefusal::Fenced);
 
         let same = stage.flows().restart_flow(restart(&flow, "1")).await.unwrap().into_inner();
@@ -154,13 +154,13 @@ async fn nodes_give_way_while_the_flow_is_filled() {
         let references = Cmd::new("SCARD").arg(&stage.keys().blob_refs(blob.sha256));
         for request in [other(&of_blob), flow.add_nodes(&of_blob)] {
             stage.flows().add_nodes(request).await.unwrap();
-            assert_eq!(stage.ask(references.clone()).await.int(), Ok(2));
+            assert_eq!(stage.command(references.clone()).await.int(), Ok(2));
         }
         // Back to scripts that only look like references.
         let tricky = script(&format!("sha256:{} \"sha256\":\"{}\"", blob.sha256, blob.sha256));
         stage.flows().add_nodes(flow.add_nodes(&tricky)).await.unwrap();
-        assert_eq!(stage.ask(references.clone()).await.int(), Ok(0));
-        assert_eq!(stage.ask(Cmd::new("ZCARD").arg(&stage.keys().blob_idle())).await.int(), Ok(1));
+        assert_eq!(stage.command(references.clone()).await.int(), Ok(0));
+        assert_eq!(stage.command(Cmd::new("ZCARD").arg(&stage.keys().blob_idle())).await.int(), Ok(1));
         stage.flows().add_nodes(other(&of_blob)).await.unwrap();
         stage.flows().add_nodes(flow.add_nodes(&tricky)).await.unwrap();
         let request = wire::LoadFlowRequest { context_id: CONTEXT, flow_id: flow.id, on_behalf_of: EXECUTOR };

@@ -77,9 +77,9 @@ async fn a_record_is_changed_drained_and_deleted(stage: Stage<impl Redis>) {
     );
     assert_eq!(put(&stage, 0).await.unwrap().id, 2);
     let keys = stage.keys();
-    let left = stage.ask(Cmd::new("TTL").arg(&keys.runner(RunnerId(1)))).await.int().unwrap();
+    let left = stage.command(Cmd::new("TTL").arg(&keys.runner(RunnerId(1)))).await.int().unwrap();
     assert!((600_000..=604_800).contains(&left), "{left}");
-    let deleted = stage.ask(Cmd::new("ZRANGE").arg(&keys.runners_deleted()).arg(0).arg(-1)).await;
+    let deleted = stage.command(Cmd::new("ZRANGE").arg(&keys.runners_deleted()).arg(0).arg(-1)).await;
     assert_eq!(deleted.texts().unwrap(), ["1"]);
 }
 
@@ -205,7 +205,7 @@ async fn addresses_that_the_coordinator_does_not_dial_are_refused(stage: Stage<i
         let refused = [
             (stage.runners().put_runner(put).await.unwrap_err(), "address"),
             (self::change(&stage, ADMIN, Change::Update(update)).await.unwrap_err(), "address"),
-            (stage.letters().publish(send).await.unwrap_err(), "to"),
+            (stage.message_box().publish(send).await.unwrap_err(), "to"),
             (
                 stage.actors(Identity::Actor(ActorId(READER))).update_actor(actor).await.unwrap_err(),
                 "address[0]",

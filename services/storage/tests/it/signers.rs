@@ -67,7 +67,7 @@ async fn count(stage: &Stage, key: &SigningKey) -> (bool, Result<String, Code>) 
         ..Default::default()
     };
     let request = wire::PublishRequest { message: Some(message), on_behalf_of: EXECUTOR };
-    let sent = stage.letters().publish(request).await;
+    let sent = stage.message_box().publish(request).await;
     let from = sent.map(|sent| sent.into_inner().message.unwrap());
     let from = from.map(|message| (message.verified, message.from_pubkey));
     let from = from.map_err(|status| status.code()).map(|(verified, from)| {

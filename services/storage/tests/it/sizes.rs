@@ -39,7 +39,7 @@ async fn put(stage: &Stage, runner: v1::RegisterRunnerRequest) -> Result<v1::Run
 async fn age(stage: &Stage, runner: u32, bytes: usize) {
     let labels = serde_json::to_string(&BTreeMap::from([("k", "v".repeat(bytes))])).unwrap();
     let key = stage.keys().runner(RunnerId(runner));
-    stage.ask(Cmd::new("HSET").arg(&key).arg("labels").arg(&labels)).await;
+    stage.command(Cmd::new("HSET").arg(&key).arg("labels").arg(&labels)).await;
 }
 
 fn bytes(runners: &[v1::Runner]) -> usize {
@@ -213,13 +213,13 @@ async fn lists_name_all_that_is_wrong_with_what_was_asked() {
         ..Default::default()
     };
     let bad = wire::FindMessagesRequest { list: Some(list), on_behalf_of: READER };
-    let named = fields(stage.letters().find_messages(bad).await);
+    let named = fields(stage.message_box().find_messages(bad).await);
     assert_eq!(named, ["message_type", "status", "page_size", "page_token"]);
 
     let both = ["page_size", "page_token"];
     let list = v1::ListDeadLettersRequest { context_id: CONTEXT, page_size, page_token: page_token() };
     let bad = wire::FindDeadLettersRequest { list: Some(list), on_behalf_of: READER };
-    assert_eq!(fields(stage.letters().find_dead_letters(bad).await), both);
+    assert_eq!(fields(stage.message_box().find_dead_letters(bad).await), both);
     let bad = v1::ListJobsRequest {
         context_id: CONTEXT,
         page_size,
@@ -271,7 +271,7 @@ async fn actors_with_long_addresses_are_all_listed() {
 async fn who_has_no_numbers_left_is_told_which_limit_that_is() {
     let stage = Stage::new(Layout::Database).await;
     let ids = stage.key_of("ids");
-    stage.ask(Cmd::new("HSET").arg(&ids).arg("runner").arg(u32::MAX)).await;
+    stage.command(Cmd::new("HSET").arg(&ids).arg("runner").arg(u32::MAX)).await;
     let runner = v1::RegisterRunnerRequest { runner_id: 0, ..largest(0) };
     let refused = ErrorView::from(&put(&stage, runner).await.unwrap_err());
     assert_eq!((refused.code, refused.reason.as_str()), (Code::ResourceExhausted, "LIMIT_EXCEEDED"));

@@ -176,7 +176,7 @@ impl<R: Redis> Stage<R> {
     }
 
     /// Chat and mail, for the router.
-    pub(crate) fn letters(&self) -> MessageBoxServiceClient<Channel> {
+    pub(crate) fn message_box(&self) -> MessageBoxServiceClient<Channel> {
         MessageBoxServiceClient::new(self.channel(Identity::Service(ServiceName::Router)))
     }
 
@@ -223,21 +223,21 @@ impl<R: Redis> Stage<R> {
         server.raw(self.keys().database(), args)
     }
 
-    pub(crate) async fn ask(&self, cmd: Cmd) -> Value {
+    pub(crate) async fn command(&self, cmd: Cmd) -> Value {
         self.connection().cmd(cmd).await.unwrap()
     }
 
     pub(crate) async fn hash(&self, key: &str) -> BTreeMap<String, String> {
-        self.ask(Cmd::new("HGETALL").arg(key)).await.hash().unwrap()
+        self.command(Cmd::new("HGETALL").arg(key)).await.hash().unwrap()
     }
 
     pub(crate) async fn revision(&self) -> u64 {
-        self.ask(Cmd::new("HGET").arg(&self.keys().ids()).arg("revision")).await.uint().unwrap()
+        self.command(Cmd::new("HGET").arg(&self.keys().ids()).arg("revision")).await.uint().unwrap()
     }
 
     /// How much of something the context is counted to have.
     pub(crate) async fn counted(&self, what: &str) -> u64 {
-        self.ask(Cmd::new("HGET").arg(&self.keys().ids()).arg(what)).await.uint().unwrap_or(0)
+        self.command(Cmd::new("HGET").arg(&self.keys().ids()).arg(what)).await.uint().unwrap_or(0)
     }
 
     /// Creates a flow of the executor with `count` nodes, and starts it.
@@ -312,12 +312,12 @@ impl<R: Redis> Stage<R> {
     pub(crate) async fn settle_one(&self, flow: &mut Running) -> u64 {
         let mut router = self.router("r").await;
         let step = wire::CommitRequest { messages: vec![flow.message(1)], ..flow.step() };
-        let told = self.apply(flow, step).await;
+        let before = self.apply(flow, step).await;
         let taken = router.take(1).await;
         router.settle(&taken, "").await;
-        let settled = || async { (self.revision().await > told).then_some(()) };
+        let settled = || async { (self.revision().await > before).then_some(()) };
         wait_until(settled, PATIENCE, "the message is settled").await;
-        told
+        before
     }
 
     /// Connects a router.

@@ -27,13 +27,13 @@ async fn of(stage: &Stage<impl Redis>, status: FlowStatus) -> Vec<u32> {
 /// Flows in the list of a status, newest first.
 async fn listed(stage: &Stage<impl Redis>, status: FlowStatus) -> Vec<u32> {
     let ask = Cmd::new("ZREVRANGE").arg(&stage.keys().flows_of(status)).arg(0).arg(-1);
-    let ids = stage.ask(ask).await.texts().unwrap();
+    let ids = stage.command(ask).await.texts().unwrap();
     ids.iter().map(|id| id.parse().unwrap()).collect()
 }
 
 /// How many records of flows were read since the server's counters were reset.
 async fn records_read(stage: &Stage<impl Redis>) -> u64 {
-    let stats = stage.ask(Cmd::new("INFO").arg("commandstats")).await.text().unwrap();
+    let stats = stage.command(Cmd::new("INFO").arg("commandstats")).await.text().unwrap();
     let line = stats.lines().find_map(|line| line.strip_prefix("cmdstat_hmget:calls="));
     line.and_then(|line| line.split(',').next()).map_or(0, |calls| calls.parse().unwrap())
 }
@@ -62,7 +62,7 @@ async fn a_rare_status_is_found_without_a_look_at_all_flows() {
         for _ in 0..MANY {
             stage.flows().create_flow(create(1)).await.unwrap();
         }
-        stage.ask(Cmd::new("CONFIG").arg("RESETSTAT")).await;
+        stage.command(Cmd::new("CONFIG").arg("RESETSTAT")).await;
         assert_eq!(of(&stage, FlowStatus::Finished).await, [rare.id]);
         let read = records_read(&stage).await;
         assert!(read < 10, "{read} records were read to find one flow");
@@ -99,9 +99,9 @@ async fn flows_of_an_earlier_version_are_listed(mut stage: Stage<impl Redis>) {
     let started = stage.started(1).await;
     let keys = stage.keys();
     for status in FlowStatus::ALL {
-        stage.ask(Cmd::new("DEL").arg(&keys.flows_of(status))).await;
+        stage.command(Cmd::new("DEL").arg(&keys.flows_of(status))).await;
     }
-    stage.ask(Cmd::new("HDEL").arg(&keys.ids()).arg("flows_listed")).await;
+    stage.command(Cmd::new("HDEL").arg(&keys.ids()).arg("flows_listed")).await;
     stage.start().await;
     assert_eq!(of(&stage, FlowStatus::Finished).await, [ended.id], "before there is a list");
     stage.sweep(Timestamp::now()).await;
@@ -112,8 +112,8 @@ async fn flows_of_an_earlier_version_are_listed(mut stage: Stage<impl Redis>) {
         assert_eq!(of(&stage, status).await, [flow.id], "{status}");
     }
     // As one of the earlier version leaves it that runs beside this one.
-    stage.ask(Cmd::new("HSET").arg(&keys.flow(FlowId(started.id))).arg("status").arg("error")).await;
-    stage.ask(Cmd::new("ZADD").arg(&keys.flows_of(FlowStatus::Cancelled)).arg(1).arg(999)).await;
+    stage.command(Cmd::new("HSET").arg(&keys.flow(FlowId(started.id))).arg("status").arg("error")).await;
+    stage.command(Cmd::new("ZADD").arg(&keys.flows_of(FlowStatus::Cancelled)).arg(1).arg(999)).await;
     assert_eq!(of(&stage, FlowStatus::Started).await, [] as [u32; 0]);
     stage.sweep(Timestamp::now()).await;
     assert_eq!(of(&stage, FlowStatus::Error).await, [started.id]);

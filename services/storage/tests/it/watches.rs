@@ -64,9 +64,9 @@ pub(crate) fn step_of(flow: &Running, events: std::ops::Range<u32>) -> wire::Com
 async fn add_without_hint(stage: &Stage<impl Redis>, event: &str) {
     let keys = stage.keys();
     let id = format!("{}-1", stage.revision().await + 1);
-    stage.ask(Cmd::new("HINCRBY").arg(&keys.ids()).arg("revision").arg(1)).await;
+    stage.command(Cmd::new("HINCRBY").arg(&keys.ids()).arg("revision").arg(1)).await;
     let add = Cmd::new("XADD").arg(&keys.events()).arg(&id).arg("e").arg(event);
-    stage.ask(add.arg("b").arg("00000000000000aa")).await;
+    stage.command(add.arg("b").arg("00000000000000aa")).await;
 }
 
 /// Makes a change as another storage does: watches here only get its hint. Without an event it leaves a gap.
@@ -77,7 +77,7 @@ async fn change_elsewhere(stage: &Stage<impl Redis>, event: &str) {
         redis.call('PUBLISH', ARGV[1], revision)";
     let keys = stage.keys();
     let change = Cmd::new("EVAL").arg(CHANGE).arg(2).arg(&keys.ids()).arg(&keys.events());
-    stage.ask(change.arg(&keys.hint_channel()).arg(event)).await;
+    stage.command(change.arg(&keys.hint_channel()).arg(event)).await;
 }
 
 fn number(event: &str) -> u32 {
@@ -135,26 +135,26 @@ async fn who_joins_others_at_any_position_is_told_what_they_are(stage: Stage<imp
     let mut other = stage.started(1).await;
     // One watch stays open: a watcher that has missed little is served without a read from Redis, one that has missed much is not.
     let mut all = watch(&stage, 0, "").await;
-    let mut told = vec![next(&mut all).await];
+    let mut received = vec![next(&mut all).await];
     for round in 0..15 {
         step(&stage, &mut flow, round * 90..round * 90 + 90).await;
         step(&stage, &mut other, 0..10).await;
         for _ in 0..100 {
-            told.push(next(&mut all).await);
+            received.push(next(&mut all).await);
         }
     }
     let of = |flow: &Running| format!(r#""flow_id":{},"#, flow.id);
     for (flow, begin) in [&flow, &other].into_iter().flat_map(|flow| {
         [0, 1, 89, 90, 100, 359, 360, 361, 362, 363, 364, 1000, 1499, 1500].map(|begin| (flow, begin))
     }) {
-        let mut events = watch(&stage, flow.id, &told[begin].1).await;
-        assert_eq!(next(&mut events).await, (String::new(), told[begin].1.clone()), "{begin}");
-        for known in told[begin + 1..].iter().filter(|(event, _)| event.contains(&of(flow))) {
+        let mut events = watch(&stage, flow.id, &received[begin].1).await;
+        assert_eq!(next(&mut events).await, (String::new(), received[begin].1.clone()), "{begin}");
+        for known in received[begin + 1..].iter().filter(|(event, _)| event.contains(&of(flow))) {
             assert_eq!(&next(&mut events).await, known, "from {begin} on");
         }
         assert_eq!(
             next(&mut events).await,
-            (String::new(), told[1500].1.clone()),
+            (String::new(), received[1500].1.clone()),
             "this was all, from {begin} on"
         );
     }
@@ -170,8 +170,8 @@ async fn what_has_happened_is_told_to_who_joins_before_its_hint_has_come(stage: 
 
     let mut events = watch(&stage, flow.id, &position).await;
     assert_eq!(next(&mut events).await, (String::new(), position));
-    let (told, at) = next(&mut events).await;
-    assert_eq!(told, event);
+    let (received, at) = next(&mut events).await;
+    assert_eq!(received, event);
     assert_eq!(next(&mut events).await, (String::new(), at.clone()), "this was all");
     assert_eq!(next(&mut other).await, (event, at), "and others are told as well");
 }
@@ -195,7 +195,7 @@ async fn what_we_change_and_what_others_change_is_told_in_its_order(stage: Stage
     }
     let from = format!("({}", begin.split_once('-').unwrap().0.replace('.', "-"));
     let ask = Cmd::new("XRANGE").arg(&stage.keys().events()).arg(&from).arg("+");
-    let written = stage.ask(ask).await.entries().unwrap();
+    let written = stage.command(ask).await.entries().unwrap();
     assert_eq!(written.len(), 30 * (4 * 2 + 1));
     for entry in written {
         let position = format!("{}-{}", entry.id.replace('-', "."), entry.text("b").unwrap());
@@ -225,7 +225,7 @@ async fn a_position_that_is_gone_is_refused(stage: Stage<impl Redis>) {
     for _ in 0..11 {
         step(&stage, &mut flow, 0..100).await;
     }
-    stage.ask(Cmd::new("XTRIM").arg(&stage.keys().events()).arg("MAXLEN").arg(0)).await;
+    stage.command(Cmd::new("XTRIM").arg(&stage.keys().events()).arg("MAXLEN").arg(0)).await;
     assert_eq!(failure(stage.flows().watch_events(request(&position)).await).0, Code::OutOfRange);
 }
 
@@ -233,10 +233,10 @@ async fn a_watch_ends_with_the_role_that_allowed_it(stage: Stage<impl Redis>) {
     let mut events = watch(&stage, 0, "").await;
     next(&mut events).await;
     let keys = stage.keys();
-    stage.ask(Cmd::new("HSET").arg(&keys.context()).arg("readers").arg("[]")).await;
+    stage.command(Cmd::new("HSET").arg(&keys.context()).arg("readers").arg("[]")).await;
     add_without_hint(&stage, r#"{"kind":"context"}"#).await;
     // The hint may come before the subscription stands, which then reads by itself.
-    stage.ask(Cmd::new("PUBLISH").arg(&keys.hint_channel()).arg("")).await;
+    stage.command(Cmd::new("PUBLISH").arg(&keys.hint_channel()).arg("")).await;
     assert_eq!(failure(events.message().await).0, Code::NotFound);
 }
 

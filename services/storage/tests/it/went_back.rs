@@ -53,26 +53,26 @@ async fn join(stage: &Stage) -> (mpsc::Sender<wire::JoinRequest>, Streaming<wire
     let owner = OwnerId::random().to_string();
     let hello = wire::JoinHello { name: "a".to_owned(), owner, ..Default::default() };
     beats.send(wire::JoinRequest { hello: Some(hello) }).await.unwrap();
-    let mut news = stage.flows().join(ReceiverStream::new(requests)).await.unwrap().into_inner();
+    let mut answers = stage.flows().join(ReceiverStream::new(requests)).await.unwrap().into_inner();
     for _ in 0..2 {
-        news.message().await.unwrap().unwrap();
+        answers.message().await.unwrap().unwrap();
     }
-    (beats, news)
+    (beats, answers)
 }
 
 /// The line was lost, and nothing else.
-async fn assert_resync(news: &mut Streaming<wire::JoinResponse>) {
+async fn assert_resync(answers: &mut Streaming<wire::JoinResponse>) {
     loop {
-        match news.message().await.unwrap().unwrap().news.unwrap() {
+        match answers.message().await.unwrap().unwrap().news.unwrap() {
             News::Resync(_) => break,
             News::Replicas(_) | News::Touched(_) => {}
         }
     }
 }
 
-async fn end(news: &mut Streaming<wire::JoinResponse>) -> (Code, String) {
+async fn end(answers: &mut Streaming<wire::JoinResponse>) -> (Code, String) {
     loop {
-        match news.message().await {
+        match answers.message().await {
             Ok(Some(_)) => {}
             Ok(None) => return (Code::Ok, String::new()),
             Err(status) => return failure::<()>(Err(status)),
@@ -85,7 +85,7 @@ async fn lost_changes_end_everything_that_was_built_on_them() {
     for layout in LAYOUTS {
         let mut stage = stage(layout).await;
         let mut flow = stage.started(1).await;
-        let (_beats, mut news) = join(&stage).await;
+        let (_beats, mut answers) = join(&stage).await;
         let watch = wire::WatchEventsRequest {
             context_id: CONTEXT,
             flow_id: flow.id,
@@ -101,11 +101,11 @@ async fn lost_changes_end_everything_that_was_built_on_them() {
         stage.apply(&mut flow, step).await;
         assert!(!events.message().await.unwrap().unwrap().event_json.is_empty());
         go_back(&mut stage);
-        assert_eq!(end(&mut news).await, (Code::Aborted, "STORE_WENT_BACK".to_owned()));
+        assert_eq!(end(&mut answers).await, (Code::Aborted, "STORE_WENT_BACK".to_owned()));
         assert_eq!(failure(events.message().await), (Code::OutOfRange, "POSITION_GONE".to_owned()));
         // What the owner builds on is not there; it joins again and takes the flow as it is.
         assert_eq!(stage.commit(flow.step()).await.refusal(), wire::CommitRefusal::Fenced);
-        let (_beats, mut news) = join(&stage).await;
+        let (_beats, mut answers) = join(&stage).await;
         let take = wire::TakeFlowRequest { context_id: CONTEXT, flow_id: flow.id, owner: flow.owner.clone() };
         let taken = stage.flows().take_flow(take).await.unwrap().into_inner().flow.unwrap();
         (flow.epoch, flow.last_commit) = (taken.epoch, taken.last_commit);
@@ -113,7 +113,7 @@ async fn lost_changes_end_everything_that_was_built_on_them() {
         stage.apply(&mut flow, step).await;
         // Once only: another loss of the line is no loss of changes.
         stage.redis.restart();
-        assert_resync(&mut news).await;
+        assert_resync(&mut answers).await;
         let step = flow.step();
         let again = || async {
             let answer = stage.commit(step.clone()).await;
@@ -129,10 +129,10 @@ async fn a_change_that_no_event_tells_of_is_not_missed() {
     for layout in LAYOUTS {
         let mut stage = stage(layout).await;
         let mut flow = stage.started(1).await;
-        let (_beats, mut news) = join(&stage).await;
+        let (_beats, mut answers) = join(&stage).await;
         stage.settle_one(&mut flow).await;
         stage.redis.restart();
-        assert_resync(&mut news).await;
+        assert_resync(&mut answers).await;
     }
 }
 
@@ -140,7 +140,7 @@ async fn a_change_that_no_event_tells_of_is_not_missed() {
 async fn a_kept_job_that_is_gone_is_missed() {
     for layout in LAYOUTS {
         let mut stage = stage(layout).await;
-        let (_beats, mut news) = join(&stage).await;
+        let (_beats, mut answers) = join(&stage).await;
         keep(&stage);
         let spec = v1::JobSpec {
             script_type: v1::ScriptType::Shell.into(),
@@ -150,7 +150,7 @@ async fn a_kept_job_that_is_gone_is_missed() {
         let kept = v1::CreateJobRequest { context_id: CONTEXT, spec: Some(spec), ..Default::default() };
         stage.jobs(EXECUTOR).create_job(kept).await.unwrap();
         go_back(&mut stage);
-        assert_eq!(end(&mut news).await.1, "STORE_WENT_BACK");
+        assert_eq!(end(&mut answers).await.1, "STORE_WENT_BACK");
     }
 }
 
@@ -166,7 +166,7 @@ async fn nothing_is_changed_before_it_is_told() {
     for layout in LAYOUTS {
         let mut stage = stage(layout).await;
         let flow = stage.started(1).await;
-        let (_beats, mut news) = join(&stage).await;
+        let (_beats, mut answers) = join(&stage).await;
         keep(&stage);
         let signal = |name: &str| flow.push(&FlowInput::Signal { name: name.parse().unwrap() });
         let mut lost = flow.clone();
@@ -181,7 +181,7 @@ async fn nothing_is_changed_before_it_is_told() {
         let refused = wait_until(refused, PATIENCE, "Redis is back").await;
         let went_back = (Code::Aborted, "STORE_WENT_BACK".to_owned());
         assert_eq!(refused, went_back);
-        assert_eq!(end(&mut news).await, went_back);
+        assert_eq!(end(&mut answers).await, went_back);
         // From then on it is what is there.
         for name in ["go", "on", "and-on"] {
             stage.flows().push_input(signal(name)).await.unwrap();
@@ -194,7 +194,7 @@ async fn nothing_is_changed_before_it_is_told() {
 async fn nothing_of_no_context_is_changed_before_it_is_told() {
     for layout in LAYOUTS {
         let mut stage = stage(layout).await;
-        let (_beats, mut news) = join(&stage).await;
+        let (_beats, mut answers) = join(&stage).await;
         keep(&stage);
         let change = || v1::UpdateActorRequest { id: READER, ..Default::default() };
         stage.actors(Identity::Admin).update_actor(change()).await.unwrap();
@@ -202,7 +202,7 @@ async fn nothing_of_no_context_is_changed_before_it_is_told() {
         silence(&stage);
         let changed = || async { stage.actors(Identity::Admin).update_actor(change()).await.ok() };
         wait_until(changed, PATIENCE, "an actor is changed").await;
-        assert_eq!(end(&mut news).await, (Code::Aborted, "STORE_WENT_BACK".to_owned()));
+        assert_eq!(end(&mut answers).await, (Code::Aborted, "STORE_WENT_BACK".to_owned()));
     }
 }
 
@@ -211,7 +211,7 @@ async fn a_store_that_caught_up_meanwhile_is_recognised() {
     for layout in LAYOUTS {
         let mut stage = stage(layout).await;
         let mut flow = stage.started(1).await;
-        let (_beats, mut news) = join(&stage).await;
+        let (_beats, mut answers) = join(&stage).await;
         keep(&stage);
         let step = flow.step();
         stage.apply(&mut flow, step).await;
@@ -223,7 +223,7 @@ async fn a_store_that_caught_up_meanwhile_is_recognised() {
         let added =
             stage.redis.raw(database, &["XADD", &keys.events(), &id, "e", event, "b", "00000000000000aa"]);
         assert!(added.contains(&id), "{added}");
-        assert_eq!(end(&mut news).await.1, "STORE_WENT_BACK");
+        assert_eq!(end(&mut answers).await.1, "STORE_WENT_BACK");
     }
 }
 
@@ -231,10 +231,10 @@ async fn a_store_that_caught_up_meanwhile_is_recognised() {
 async fn a_store_that_forgot_everything_is_recognised() {
     for layout in LAYOUTS {
         let mut stage = Stage::new(layout).await;
-        let (_beats, mut news) = join(&stage).await;
+        let (_beats, mut answers) = join(&stage).await;
         stage.redis.restart();
         // The lease is gone as well; either way what is in memory is void.
-        let (code, reason) = end(&mut news).await;
+        let (code, reason) = end(&mut answers).await;
         assert_eq!(code, Code::Aborted);
         assert!(["STORE_WENT_BACK", "LEASE_LOST"].contains(&reason.as_str()), "{reason}");
     }
@@ -256,7 +256,7 @@ async fn a_trimmed_stream_lost_nothing() {
     for layout in LAYOUTS {
         let mut stage = stage(layout).await;
         let mut flow = stage.started(1).await;
-        let (_beats, mut news) = join(&stage).await;
+        let (_beats, mut answers) = join(&stage).await;
         // Another storage writes, and what this one wrote last is trimmed away.
         let (database, keys) = (stage.keys().database(), stage.keys());
         let id = format!("{}-1", flow.revision + 1);
@@ -267,7 +267,7 @@ async fn a_trimmed_stream_lost_nothing() {
         let _ = stage.redis.raw(database, &["HINCRBY", &keys.ids(), "revision", "1"]);
         let _ = stage.redis.raw(database, &["XTRIM", &events, "MAXLEN", "1"]);
         stage.redis.restart();
-        assert_resync(&mut news).await;
+        assert_resync(&mut answers).await;
         let step = flow.step();
         stage.apply(&mut flow, step).await;
         let replicas = GlobalKeys::new(layout).replicas();

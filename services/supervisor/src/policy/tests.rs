@@ -202,8 +202,8 @@ fn who_is_named_nowhere_is_refused_and_told_the_way_out() {
     let stranger = JobSender { root: COORDINATOR, is_admitted: false };
     let denied = PolicyRules::default().grant(&of(1), stranger, None).expect_err("nobody has named it");
     assert_eq!((&denied, denied.code()), (&PolicyDenial::Unnamed(COORDINATOR.to_owned()), "POLICY_REFUSED"));
-    let said = denied.to_string();
-    assert!(said.contains(&format!("`--coordinator {COORDINATOR}`")) && said.contains("policy"), "{said}");
+    let text = denied.to_string();
+    assert!(text.contains(&format!("`--coordinator {COORDINATOR}`")) && text.contains("policy"), "{text}");
 
     // A policy names the coordinator for one context; the others stay closed.
     let named = rules(&format!("[contexts.{}]\ncoordinators = [\"{COORDINATOR}\"]\n", uid(1)));
@@ -215,7 +215,7 @@ fn who_is_named_nowhere_is_refused_and_told_the_way_out() {
 }
 
 #[test]
-fn a_supervisor_says_when_it_takes_nobody() {
+fn a_supervisor_reports_that_no_coordinator_is_named() {
     let load = |text: Option<&str>, admitted: DefaultCoordinators| {
         let dir = tempfile::tempdir().expect("a directory");
         let path = text.map(|text| {
@@ -228,7 +228,7 @@ fn a_supervisor_says_when_it_takes_nobody() {
     let nobody = || DefaultCoordinators::Only(BTreeSet::new());
     let named = format!("[default]\ncoordinators = [\"{COORDINATOR}\"]\n");
     let none_named = "[default]\ncoordinators = []\n";
-    for (text, admitted, takes_nobody) in [
+    for (text, admitted, has_problem) in [
         (None, DefaultCoordinators::Anyone, false),
         (None, nobody(), true),
         (Some(""), nobody(), true),
@@ -238,14 +238,14 @@ fn a_supervisor_says_when_it_takes_nobody() {
     ] {
         assert_eq!(
             load(text, admitted.clone()).intake_problem().is_some(),
-            takes_nobody,
+            has_problem,
             "{text:?} {admitted:?}"
         );
     }
 }
 
 #[test]
-fn whoever_comes_after_a_named_root_is_admitted() {
+fn the_successor_of_a_named_root_is_admitted() {
     let policy =
         Policy::load(None, DefaultCoordinators::Only(BTreeSet::from(["old".to_owned()]))).expect("a policy");
     let current = |name: &str| if name == "old" { "new".to_owned() } else { name.to_owned() };

@@ -180,8 +180,8 @@ pub(super) async fn send_log(
         let JobLogPiece { offset, text, next_offset, size, complete } = piece;
         let at_end = next_offset >= size;
         let is_over = complete || (at_end && !follow);
-        let is_news = !text.is_empty() || is_over;
-        if is_news
+        let is_update = !text.is_empty() || is_over;
+        if is_update
             && pieces.send(Ok(StreamAttemptLogsResponse { offset, text, size, complete })).await.is_err()
         {
             return;

@@ -19,8 +19,8 @@ fn only(roots: &[&SigningKey]) -> DefaultCoordinators {
 
 /// Returns what operators are told of a supervisor that takes nobody's jobs.
 async fn intake_problem(machine: &Machine) -> String {
-    let asked = machine.client(Identity::Admin).get_supervisor(GetSupervisorRequest {}).await;
-    asked.expect("an answer").into_inner().intake_problem
+    let response = machine.client(Identity::Admin).get_supervisor(GetSupervisorRequest {}).await;
+    response.expect("an answer").into_inner().intake_problem
 }
 
 #[tokio::test]
@@ -55,7 +55,7 @@ async fn without_a_name_no_job_is_taken_and_operators_are_told() {
 }
 
 #[tokio::test]
-async fn only_who_is_named_is_taken_and_whoever_comes_after_it() {
+async fn only_a_named_root_is_taken_and_its_successor() {
     let (root, next, last) = (SigningKey::generate(), SigningKey::generate(), SigningKey::generate());
     let admitted = only(&[&root]);
     let mut machine = Machine::start(|_, config| config.admitted = admitted).await;
@@ -71,7 +71,7 @@ async fn only_who_is_named_is_taken_and_whoever_comes_after_it() {
     let change = String::from_utf8(change.to_json().to_vec()).expect("JSON");
     let announced: Result<CoordinatorSucceeded, _> =
         after.call(method::COORDINATOR_SUCCEED, &CoordinatorSucceed { changes: vec![change] }).await;
-    assert_eq!(announced.map(|told| told.contexts), Ok(1));
+    assert_eq!(announced.map(|presence| presence.contexts), Ok(1));
     assert_eq!(after.run(&execution(2, 2)).await, Ok(()));
 
     // The operator says the same of a root that is lost.

@@ -92,11 +92,11 @@ async fn an_attempt_is_run_without_a_coordinator_and_waited_for() {
     assert!(ended.end_time.is_some());
     assert_eq!(wait(&machine, &queued.job_key, 0).await.expect("it has ended"), ended);
     let database = machine.kv.database(machine.kv.endpoint().database());
-    let told = || async {
+    let all_reported = || async {
         let left = database.cmd(Cmd::new("XLEN").arg(keys::supervisor::DONE)).await.expect("counted");
         (left.int().expect("a number") == 0).then_some(())
     };
-    wait_until(told, PATIENCE, "nobody has to be told".to_owned()).await;
+    wait_until(all_reported, PATIENCE, "nobody has to be told".to_owned()).await;
     let second = run(&machine, wanted("")).await.expect("another");
     assert_ne!(second.job_key, queued.job_key);
 }

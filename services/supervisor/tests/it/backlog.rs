@@ -77,7 +77,7 @@ async fn backlog(queue: &queue::SupervisorQueues, coordinator: &str, context: u1
 /// Notes what it is told, and answers while the gate is open.
 #[derive(Clone)]
 struct Coordinator {
-    told: Arc<Mutex<HashSet<JobKey>>>,
+    reported: Arc<Mutex<HashSet<JobKey>>>,
     gate: watch::Receiver<bool>,
 }
 
@@ -87,11 +87,12 @@ impl JsonRpcHandler for Coordinator {
         _: &JsonRpcPeer,
         requests: Vec<JsonRpcRequest>,
     ) -> BoxFuture<'static, Vec<JsonRpcResult>> {
-        let Self { told, mut gate } = self.clone();
+        let Self { reported, mut gate } = self.clone();
         Box::pin(async move {
             gate.wait_for(|open| *open).await.expect("kept by the test");
             let events = requests.iter().filter(|request| request.method == method::JOB_EVENT);
-            told.lock()
+            reported
+                .lock()
                 .expect("not poisoned")
                 .extend(events.map(|request| request.read::<JobEvent>().expect("an event").job_key));
             requests.iter().map(|_| answer(&EmptyResult {})).collect()
@@ -100,7 +101,7 @@ impl JsonRpcHandler for Coordinator {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_coordinator_that_is_away_holds_up_nobody_else() {
+async fn a_coordinator_that_is_away_does_not_hold_up_others() {
     let redis = RedisServer::start();
     let kv = Kv::new(redis.url().parse().expect("the url of a test server"));
     let database = kv.endpoint().database();
@@ -121,12 +122,12 @@ async fn a_coordinator_that_is_away_holds_up_nobody_else() {
     tokio::spawn(app.run(shutdown.clone()));
 
     let (open, gate) = watch::channel(false);
-    let coordinator = Coordinator { told: Arc::default(), gate };
+    let coordinator = Coordinator { reported: Arc::default(), gate };
     let accepting = coordinator.clone();
-    let voice = EnvelopeSigner::new(sealer, vec![root]);
+    let signer = EnvelopeSigner::new(sealer, vec![root]);
     let accept: mycelium::PeerAcceptor = Arc::new(move |node| PeerEndpoint {
         handler: Arc::new(accepting.clone()),
-        guard: signed(&voice, node),
+        guard: signed(&signer, node),
     });
     let peers = BusPeers::new(Arc::new(network.node(coordinator_key)), accept);
     let inbox = peers.bus().listen(model::supervision::COORDINATOR_TOPIC).expect("free");
@@ -144,8 +145,8 @@ async fn a_coordinator_that_is_away_holds_up_nobody_else() {
     wait_until(read, PATIENCE, "all events were read").await;
     open.send_replace(true);
     let all = || async {
-        let told = coordinator.told.lock().expect("not poisoned").len();
-        (told == BACKLOG as usize).then_some(())
+        let reported = coordinator.reported.lock().expect("not poisoned").len();
+        (reported == BACKLOG as usize).then_some(())
     };
     wait_until(all, PATIENCE, "all events were told").await;
     let left =

@@ -60,7 +60,7 @@ async fn run_of_operator(machine: &Machine) -> Result<(), ErrorView> {
 
 #[tokio::test]
 async fn below_the_lower_floor_nothing_is_taken_and_what_waits_is_given_back() {
-    let Some(disk) = SmallDisk::new(16) else { return below_a_floor_that_is_told().await };
+    let Some(disk) = SmallDisk::new(16) else { return below_a_configured_floor().await };
     let machine = Machine::start(|_, config| config.work_dir = disk.path().join("work")).await;
     let coordinator = machine.coordinator().await;
     let waits = execution(1, 1);
@@ -79,7 +79,7 @@ async fn below_the_lower_floor_nothing_is_taken_and_what_waits_is_given_back() {
 }
 
 /// Without a disk of its own: the floor lies above what is free.
-async fn below_a_floor_that_is_told() {
+async fn below_a_configured_floor() {
     let mut machine = Machine::start(|_, config| config.disk_floor = Some(u64::MAX)).await;
     assert_eq!(machine.coordinator().await.run(&execution(1, 2)).await, full());
     let refused = run_of_operator(&machine).await.expect_err("there is no room");
@@ -92,12 +92,12 @@ async fn below_a_floor_that_is_told() {
 
 #[tokio::test]
 async fn a_floor_that_is_told_may_lie_anywhere() {
-    below_a_floor_that_is_told().await;
+    below_a_configured_floor().await;
 }
 
 #[tokio::test]
 async fn a_file_that_has_no_room_is_refused_by_name_and_leaves_nothing() {
-    let Some(disk) = SmallDisk::new(16) else { return below_a_floor_that_is_told().await };
+    let Some(disk) = SmallDisk::new(16) else { return below_a_configured_floor().await };
     let machine = without_a_floor(&disk).await;
     let coordinator = machine.coordinator().await;
     let job = with_file(execution(1, 1), &[7; 200_000]);
@@ -112,7 +112,7 @@ async fn a_file_that_has_no_room_is_refused_by_name_and_leaves_nothing() {
 
 #[tokio::test]
 async fn what_was_accepted_is_not_refused_for_want_of_room_for_its_files() {
-    let Some(disk) = SmallDisk::new(16) else { return below_a_floor_that_is_told().await };
+    let Some(disk) = SmallDisk::new(16) else { return below_a_configured_floor().await };
     let machine = without_a_floor(&disk).await;
     let coordinator = machine.coordinator().await;
     let job = with_file(execution(1, 1), &[7; 200_000]);

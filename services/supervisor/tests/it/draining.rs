@@ -51,8 +51,8 @@ async fn a_drain_gives_back_what_waits_and_outlives_a_restart() {
     coordinator.hears(waits.job_key, |kind| matches!(kind, JobEventKind::Returned).then_some(())).await;
     let command = worker.control.next(pending()).await.expect("an answer");
     assert_eq!(command, Some(InstanceCommand::Drain { deadline_secs: Some(30) }));
-    let told = || async { coordinator.presence().await.draining.then_some(()) };
-    wait_until(told, PATIENCE, "the presence says so").await;
+    let announced = || async { coordinator.presence().await.draining.then_some(()) };
+    wait_until(announced, PATIENCE, "the presence says so").await;
     let refused = Err(("DRAINING".to_owned(), false));
     assert_eq!(coordinator.run(&execution(1, 3)).await, refused);
     assert_eq!(coordinator.run(&runs).await, Ok(()), "what was accepted stays accepted");
@@ -87,6 +87,6 @@ async fn a_drain_gives_back_what_waits_and_outlives_a_restart() {
     machine.start_supervisor().await;
     let resumed = describe(&machine).await;
     assert!(!resumed.draining && resumed.drain_time.is_none());
-    let told = || async { (!machine.coordinator().await.presence().await.draining).then_some(()) };
-    wait_until(told, PATIENCE, "the presence says so").await;
+    let announced = || async { (!machine.coordinator().await.presence().await.draining).then_some(()) };
+    wait_until(announced, PATIENCE, "the presence says so").await;
 }

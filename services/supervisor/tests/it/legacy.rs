@@ -124,8 +124,8 @@ async fn an_old_worker_ends_a_job() {
         (state.instance.as_deref() == Some("legacy:hero:work_queue:w")).then_some(())
     };
     wait_until(started, PATIENCE, "the sweep has noticed").await;
-    let said = ["status", "finished", "result", "answer=42"];
-    suite.db.cmd(Cmd::new("HSET").arg(&hash).args(said)).await.expect("written");
+    let record_fields = ["status", "finished", "result", "answer=42"];
+    suite.db.cmd(Cmd::new("HSET").arg(&hash).args(record_fields)).await.expect("written");
     let ended = async || {
         let state = queue.status(key).await.expect("an answer").expect("a known job");
         (state.status == QueueJobStatus::Finished).then_some(state.end)
@@ -149,8 +149,9 @@ async fn a_job_of_an_old_dispatcher_is_run() {
     }
     assert_eq!(taken[0].execution.job_key.context, context());
     worker.finish(&ending(taken[0].execution.job_key)).await.expect("finished");
-    let said = suite.texts(Cmd::new("HMGET").arg("job:12:1").args(["status", "output", "result"])).await;
-    assert_eq!(said, ["finished", "so", r#"{"answer":"42"}"#]);
+    let record_fields =
+        suite.texts(Cmd::new("HMGET").arg("job:12:1").args(["status", "output", "result"])).await;
+    assert_eq!(record_fields, ["finished", "so", r#"{"answer":"42"}"#]);
     let reply = suite.texts(Cmd::new("LRANGE").arg("hero:q:reply:12:1").arg(0).arg(-1)).await;
     assert_eq!(reply, [r#"{"answer":"42"}"#]);
 }

@@ -103,7 +103,7 @@ async fn a_new_policy_holds_and_a_broken_one_does_not() {
 }
 
 #[tokio::test]
-async fn isolation_that_nobody_here_gives_is_refused() {
+async fn isolation_that_no_instance_gives_is_refused() {
     let machine = Machine::start(|_, _| {}).await;
     let coordinator = machine.coordinator().await;
     let demanding = |number| {

@@ -125,22 +125,22 @@ impl Machine {
     /// Starts a coordinator with this root, which was not heard of before.
     pub(crate) async fn coordinator_of(&self, root: SigningKey) -> Coordinator {
         let key = PublicKey::random();
-        let told = Told::default();
-        let accepting = told.clone();
+        let events_received = JobEventRecorder::default();
+        let accepting = events_received.clone();
         let sealer = Sealer::of_root(root.clone());
         let name = sealer.root().to_string();
-        let voice = EnvelopeSigner::new(sealer, vec![name.clone(), key.to_string()]);
-        let speaking = Arc::clone(&voice);
+        let signer = EnvelopeSigner::new(sealer, vec![name.clone(), key.to_string()]);
+        let speaking = Arc::clone(&signer);
         let accept: mycelium::PeerAcceptor = Arc::new(move |node| PeerEndpoint {
             handler: Arc::new(accepting.clone()),
-            guard: signed(&voice, node),
+            guard: signed(&signer, node),
         });
         let peers = BusPeers::new(Arc::new(self.network.node(key)), accept);
         let inbox = peers.bus().listen(model::supervision::COORDINATOR_TOPIC).expect("free");
         let listening = peers.clone();
         tokio::spawn(async move { listening.run(inbox, SUPERVISOR_TOPIC).await });
         let peer = peers.peer(BusDestination::Key(self.key), SUPERVISOR_TOPIC).await.expect("known");
-        Coordinator { name, root, voice: speaking, peer, told, _peers: peers }
+        Coordinator { name, root, signer: speaking, peer, events_received, _peers: peers }
     }
 
     /// An instance of this group that gives this isolation.
@@ -163,14 +163,14 @@ impl Machine {
 }
 
 /// Starts a conversation in which a coordinator's messages go signed to the supervisor of a node.
-pub(crate) fn signed(voice: &Arc<EnvelopeSigner>, node: PublicKey) -> Arc<Conversation> {
-    let (speaking, root) = (Arc::clone(voice), voice.root());
+pub(crate) fn signed(signer: &Arc<EnvelopeSigner>, node: PublicKey) -> Arc<Conversation> {
+    let (speaking, root) = (Arc::clone(signer), signer.root());
     let heeded: OnRefusal = Arc::new(move |refusal| {
         // Only a coordinator that has another root by now does not hear what was said to the one before.
         let is_to_former = matches!(refusal, Refusal::WrongDestination { .. }) && speaking.root() != root;
         assert!(is_to_former, "a supervisor is not heard: {refusal}");
     });
-    Arc::new(Conversation::new(Arc::clone(voice), heeded).with_name(node.to_string()))
+    Arc::new(Conversation::new(Arc::clone(signer), heeded).with_name(node.to_string()))
 }
 
 pub(crate) fn about() -> InstanceDescriptor {
@@ -187,9 +187,9 @@ pub(crate) fn about() -> InstanceDescriptor {
 
 /// Job events that a coordinator was told, in order.
 #[derive(Clone, Default)]
-struct Told(Arc<Mutex<Vec<JobEvent>>>);
+struct JobEventRecorder(Arc<Mutex<Vec<JobEvent>>>);
 
-impl JsonRpcHandler for Told {
+impl JsonRpcHandler for JobEventRecorder {
     fn handle(
         &self,
         _: &JsonRpcPeer,
@@ -206,9 +206,9 @@ impl JsonRpcHandler for Told {
 pub(crate) struct Coordinator {
     pub(crate) name: String,
     pub(crate) root: SigningKey,
-    pub(crate) voice: Arc<EnvelopeSigner>,
+    pub(crate) signer: Arc<EnvelopeSigner>,
     pub(crate) peer: JsonRpcPeer,
-    told: Told,
+    events_received: JobEventRecorder,
     _peers: BusPeers,
 }
 
@@ -245,8 +245,8 @@ impl Coordinator {
     /// Waits until a job's event that fits was told.
     pub(crate) async fn hears<T>(&self, job: JobKey, fits: impl Fn(&JobEventKind) -> Option<T>) -> T {
         let heard = || async {
-            let told = self.told.0.lock().expect("not poisoned");
-            told.iter().filter(|event| event.job_key == job).find_map(|event| fits(&event.event))
+            let events_received = self.events_received.0.lock().expect("not poisoned");
+            events_received.iter().filter(|event| event.job_key == job).find_map(|event| fits(&event.event))
         };
         wait_until(heard, PATIENCE, format!("word of {job}")).await
     }

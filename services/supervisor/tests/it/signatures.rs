@@ -57,10 +57,10 @@ impl<'a> Node<'a> {
     /// Returns the supervisor's next answer, as JSON-RPC.
     async fn answer(&mut self) -> Value {
         loop {
-            let said = self.next().await;
+            let message = self.next().await;
             // It says things of its own accord as well.
-            if said.get("method").is_none() {
-                return said;
+            if message.get("method").is_none() {
+                return message;
             }
         }
     }
@@ -70,8 +70,8 @@ impl<'a> Node<'a> {
             tokio::time::timeout(PATIENCE, self.inbox.next()).await.expect("in time").expect("open");
         let envelope = Envelope::from_json(&incoming.payload).expect("signed");
         let own = self.sealer.root().to_string();
-        let heard = envelope::open_envelope(&envelope, &[own], Timestamp::now()).expect("for us");
-        serde_json::from_slice(&heard.body).expect("JSON")
+        let opened = envelope::open_envelope(&envelope, &[own], Timestamp::now()).expect("for us");
+        serde_json::from_slice(&opened.body).expect("JSON")
     }
 }
 

@@ -70,7 +70,7 @@ async fn what_happened_before_is_told_to_the_next_root() {
     let mut worker = machine.instance(1, Isolation::Basic).await;
     let job = execution(1, 1);
     old.run(&job).await.expect("taken");
-    old.voice.renew(Sealer::of_root(SigningKey::generate()));
+    old.signer.renew(Sealer::of_root(SigningKey::generate()));
     worker.take().await;
     worker.finish(job.job_key, |_| {}).await;
     assert_eq!(announce(&new, &[&RootChange::announce(&old.root, &new.root)]).await, Ok(1));
@@ -115,7 +115,7 @@ async fn a_change_that_is_forged_of_others_or_of_another_time_changes_nothing() 
 }
 
 #[tokio::test]
-async fn whoever_the_policy_names_is_followed_when_it_names_who_follows() {
+async fn a_root_that_the_policy_names_is_followed_with_its_named_successor() {
     let (old_root, new_root) = (SigningKey::generate(), SigningKey::generate());
     let policy = |names: &[&SigningKey]| {
         let names: Vec<_> = names.iter().map(|key| format!("\"{}\"", key.verifying_key())).collect();
@@ -152,22 +152,22 @@ async fn succeed(
 async fn the_operator_says_what_a_lost_root_cannot() {
     let machine = Machine::start(|_, _| {}).await;
     let (lost, new) = (machine.coordinator().await, machine.coordinator().await);
-    let said = |who, old, new| succeed(&machine, who, old, new);
-    let code = async |old, new| said(Identity::Admin, old, new).await.expect_err("refused").code();
+    let succeed_as = |who, old, new| succeed(&machine, who, old, new);
+    let code = async |old, new| succeed_as(Identity::Admin, old, new).await.expect_err("refused").code();
     assert_eq!(code(&lost.name, &new.name).await, Code::NotFound, "nothing is bound to it");
     lost.run(&execution(1, 1)).await.expect("taken");
     let stranger = Identity::Actor(model::ActorId(1));
-    let denied = said(stranger, &lost.name, &new.name).await.expect_err("refused");
+    let denied = succeed_as(stranger, &lost.name, &new.name).await.expect_err("refused");
     assert_eq!(denied.code(), Code::PermissionDenied);
     for (old, new) in [("no key", &*new.name), (&*lost.name, ""), (&*new.name, &*new.name)] {
         assert_eq!(code(old, new).await, Code::InvalidArgument);
     }
-    let both = rpc::ErrorView::from(&said(Identity::Admin, "no key", "").await.expect_err("refused"));
+    let both = rpc::ErrorView::from(&succeed_as(Identity::Admin, "no key", "").await.expect_err("refused"));
     let fields: Vec<_> = both.violations.iter().map(|wrong| wrong.field.as_str()).collect();
     assert_eq!(fields, ["old_coordinator", "new_coordinator"], "all that is wrong");
 
     for passed in [1, 0] {
-        let answer = said(Identity::Admin, &lost.name, &new.name).await.expect("said");
+        let answer = succeed_as(Identity::Admin, &lost.name, &new.name).await.expect("said");
         assert_eq!((answer.contexts, answer.jobs), (passed, passed));
     }
     assert_eq!(new.run(&execution(1, 2)).await, Ok(()));
@@ -175,7 +175,7 @@ async fn the_operator_says_what_a_lost_root_cannot() {
     let other = SigningKey::generate().verifying_key().to_string();
     assert_eq!(code(&lost.name, &other).await, Code::FailedPrecondition, "another came after it");
     // It was found again.
-    assert_eq!(said(Identity::Admin, &new.name, &lost.name).await.expect("said").contexts, 1);
+    assert_eq!(succeed_as(Identity::Admin, &new.name, &lost.name).await.expect("said").contexts, 1);
     assert_eq!(lost.run(&execution(1, 3)).await, Ok(()));
 }
 
@@ -186,14 +186,14 @@ async fn a_node_speaks_for_the_next_root_once_that_is_shown() {
     let coordinator = machine.coordinator().await;
     coordinator.run(&execution(1, 1)).await.expect("taken");
     let next = SigningKey::generate();
-    coordinator.voice.renew(Sealer::of_root(next.clone()));
+    coordinator.signer.renew(Sealer::of_root(next.clone()));
     // What was said to it before still comes.
-    coordinator.voice.add_name(coordinator.name.clone());
+    coordinator.signer.add_name(coordinator.name.clone());
     let change = params(&[&RootChange::announce(&coordinator.root, &next)]);
     let announced = async || {
-        let said =
+        let response =
             coordinator.peer.call(method::COORDINATOR_SUCCEED, &change, Duration::from_millis(300)).await;
-        said.ok().map(|answer| answer.get().to_owned())
+        response.ok().map(|answer| answer.get().to_owned())
     };
     assert_eq!(wait_until(announced, PATIENCE, "it is heard").await, r#"{"contexts":1}"#);
     assert_eq!(coordinator.run(&execution(1, 2)).await, Ok(()));

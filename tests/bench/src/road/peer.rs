@@ -46,7 +46,7 @@ impl Peer {
 
     /// Runs a load; gives its figures.
     pub(crate) fn run(&mut self, load: Load) -> Result<Vec<f64>, Error> {
-        let (asked, answers): (_, &[&str]) = match load {
+        let (request, answers): (_, &[&str]) = match load {
             Load::Chain { length, runs } => {
                 (serde_json::json!({"load": "chain", "length": length, "runs": runs}), &["milliseconds"])
             }
@@ -61,8 +61,9 @@ impl Peer {
                 (serde_json::json!({"load": "alone", "flows": flows}), &["start_p50", "start_p99", "end_p50"])
             }
         };
-        let told: serde_json::Value = serde_json::from_str(&self.client.ask(&asked.to_string())?)?;
-        let figure = |name: &&str| told[*name].as_f64().ok_or_else(|| format!("no {name} in {told}").into());
+        let figures: serde_json::Value = serde_json::from_str(&self.client.ask(&request.to_string())?)?;
+        let figure =
+            |name: &&str| figures[*name].as_f64().ok_or_else(|| format!("no {name} in {figures}").into());
         answers.iter().map(figure).collect()
     }
 }

@@ -11,21 +11,21 @@ use tokio::sync::watch;
 use super::Error;
 
 /// Path of the call that ends what is measured.
-const TOLD: &str = "/tell";
+const NOTIFICATION_PATH: &str = "/tell";
 /// Path of the call that fails permanently.
 const FAILS: &str = "/fail";
 
 /// A server of HTTP on a port of its own.
 pub(super) struct Upstream {
     address: SocketAddr,
-    told: watch::Receiver<usize>,
+    notifications: watch::Receiver<usize>,
 }
 
 impl Upstream {
     pub(super) async fn start() -> Result<Self, Error> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?;
-        let (to, told) = watch::channel(0);
+        let (to, notifications) = watch::channel(0);
         let to = Arc::new(to);
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
@@ -34,13 +34,13 @@ impl Upstream {
                 tokio::spawn(async move { drop(serve(stream, &to).await) });
             }
         });
-        Ok(Self { address, told })
+        Ok(Self { address, notifications })
     }
 
     /// Waits until the last call of so many sagas has come.
-    pub(super) async fn until_told(&self, wanted: usize) {
+    pub(super) async fn until_notified(&self, wanted: usize) {
         // The server goes on as long as this.
-        let _ = self.told.clone().wait_for(|told| *told >= wanted).await;
+        let _ = self.notifications.clone().wait_for(|notifications| *notifications >= wanted).await;
     }
 
     /// An order that reserves, waits for its payment, ships, gives a command and sends a notification.
@@ -91,7 +91,7 @@ impl Upstream {
 }
 
 /// Answers the requests of one connection.
-async fn serve(stream: TcpStream, told: &watch::Sender<usize>) -> std::io::Result<()> {
+async fn serve(stream: TcpStream, notifications: &watch::Sender<usize>) -> std::io::Result<()> {
     stream.set_nodelay(true)?;
     let mut stream = BufReader::new(stream);
     loop {
@@ -115,8 +115,8 @@ async fn serve(stream: TcpStream, told: &watch::Sender<usize>) -> std::io::Resul
         stream.read_exact(&mut body).await?;
         let path = first.split(' ').nth(1).unwrap_or_default();
         let status = if path == FAILS { "422 Unprocessable Content" } else { "200 OK" };
-        if path == TOLD {
-            told.send_modify(|told| *told += 1);
+        if path == NOTIFICATION_PATH {
+            notifications.send_modify(|notifications| *notifications += 1);
         }
         let answer = format!(
             "HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: 10\r\n\r\n{{\"id\":\"p\"}}"

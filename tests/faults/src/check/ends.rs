@@ -31,11 +31,13 @@ pub(super) fn check(history: &History, found: &mut Findings) {
     }
     for watch in &history.watches {
         let status = flows.get(&watch.flow).map(|flow| &flow.status);
-        if let (Some(told), Some(is)) = (&watch.status, status)
-            && told != is
+        if let (Some(reported), Some(is)) = (&watch.status, status)
+            && reported != is
         {
-            found
-                .add(1, format!("{} was told that flow {} is {told}; it is {is}", watch.watcher, watch.flow));
+            found.add(
+                1,
+                format!("{} was told that flow {} is {reported}; it is {is}", watch.watcher, watch.flow),
+            );
         }
     }
 }

@@ -49,7 +49,7 @@ fn node(job_id: u32, name: &str, attempt: u32) -> FinalNode {
 
 /// Two jobs, of which the second lost its first attempt to a kill; an answer was lost, and a watcher cut off.
 fn kept() -> History {
-    let told = changes(&[
+    let reported = changes(&[
         (1, NodeState::Ready, 1),
         (1, NodeState::Dispatched, 1),
         (1, NodeState::Running, 1),
@@ -63,13 +63,13 @@ fn kept() -> History {
         (2, NodeState::Completed, 2),
     ]);
     let answer = |answer| Submission { flow: "f".into(), answer };
-    let watch = |watcher: &str, told: &[Change]| Watch {
+    let watch = |watcher: &str, reported: &[Change]| Watch {
         flow: 7,
         watcher: watcher.into(),
         from: "0-0".into(),
         snapshot: vec![(1, NodeState::Pending, 1), (2, NodeState::Pending, 1)],
-        told: told.to_vec(),
-        replayed: told.to_vec(),
+        reported: reported.to_vec(),
+        replayed: reported.to_vec(),
         resumed: 2,
         breaks: Vec::new(),
         status: Some("FINISHED".into()),
@@ -78,7 +78,7 @@ fn kept() -> History {
     History {
         planned: [("f".into(), PlannedFlow { jobs: vec![job("a", &[]), job("b", &[0])] })].into(),
         submissions: vec![answer(Answer::Unknown("cut".into())), answer(Answer::Taken(7))],
-        watches: vec![watch("one", &told), watch("two", &told[3..])],
+        watches: vec![watch("one", &reported), watch("two", &reported[3..])],
         strangers: vec![StrangerCall { method: "ListFlows".into(), allowed: false }],
         witness: vec![start("a", 1), end("a", 1), start("b", 1), Line::Killed, start("b", 2), end("b", 2)],
         flows: vec![FinalFlow {
@@ -99,7 +99,7 @@ fn what_kept_every_promise_is_not_accused() {
 }
 
 #[test]
-fn what_nobody_could_look_at_was_not_kept() {
+fn what_was_not_looked_at_was_not_kept() {
     planted(&[5], "the messages on their way cannot be counted", |history| history.messages_left = None);
 }
 
@@ -268,31 +268,31 @@ fn repeated_effects_are_found() {
 #[test]
 fn gaps_and_duplicates_of_watches_are_found() {
     planted(&[8], "a change is missing", |history| {
-        history.watches[0].told.remove(5);
+        history.watches[0].reported.remove(5);
     });
     planted(&[8], "the first changes are missing, and the snapshot does not show them", |history| {
-        history.watches[0].told.drain(..4);
+        history.watches[0].reported.drain(..4);
     });
-    planted(&[8], "the last changes are missing", |history| history.watches[0].told.truncate(9));
+    planted(&[8], "the last changes are missing", |history| history.watches[0].reported.truncate(9));
     planted(&[8], "a change came twice", |history| {
-        let change = history.watches[0].told[5].clone();
-        history.watches[0].told.insert(6, change);
+        let change = history.watches[0].reported[5].clone();
+        history.watches[0].reported.insert(6, change);
     });
-    planted(&[8], "changes came in another order", |history| history.watches[0].told.swap(2, 3));
+    planted(&[8], "changes came in another order", |history| history.watches[0].reported.swap(2, 3));
     planted(&[8], "a position was refused", |history| {
         history.watches[0].refused = Some("OUT_OF_RANGE".into());
     });
     planted(&[8], "a watcher is never told of the end", |history| history.watches[0].status = None);
     planted(&[8], "what is kept is not what was told", |history| {
         for watch in &mut history.watches {
-            watch.told.pop();
+            watch.reported.pop();
             watch.replayed.pop();
         }
     });
     planted(&[8], "two watchers were told different things", |history| {
         let other = &mut history.watches[1];
-        other.told[2].state = NodeState::Running;
-        other.replayed = other.told.clone();
+        other.reported[2].state = NodeState::Running;
+        other.replayed = other.reported.clone();
     });
 }
 
@@ -301,7 +301,7 @@ fn what_the_snapshot_shows_need_not_be_told() {
     let mut history = kept();
     let watch = &mut history.watches[0];
     watch.snapshot[0] = (1, NodeState::Running, 1);
-    watch.told.drain(..3);
+    watch.reported.drain(..3);
     assert_eq!(check(&history), []);
 }
 
@@ -309,31 +309,33 @@ fn what_the_snapshot_shows_need_not_be_told() {
 fn a_watch_that_was_still_open_has_no_gap_at_its_end() {
     let mut history = kept();
     let watch = &mut history.watches[0];
-    (watch.status, watch.told) = (None, watch.told[..6].to_vec());
+    (watch.status, watch.reported) = (None, watch.reported[..6].to_vec());
     let found = check(&history);
     assert_eq!(found.len(), 1, "{found:?}");
     assert!(found[0].what.ends_with("was not told of its end"), "{found:?}");
 }
 
 /// Replaces the reports to both watchers by the first one's changes with one more.
-fn told_more(history: &mut History, job_id: u32, state: NodeState, attempt: u32) {
+fn with_one_more_change(history: &mut History, job_id: u32, state: NodeState, attempt: u32) {
     let watch = &mut history.watches[0];
-    watch.told.push(Change { position: "99-0.1".into(), job_id, state, attempt, reason: String::new() });
-    watch.replayed = watch.told.clone();
+    watch.reported.push(Change { position: "99-0.1".into(), job_id, state, attempt, reason: String::new() });
+    watch.replayed = watch.reported.clone();
     history.watches.truncate(1);
 }
 
 #[test]
 fn what_a_former_owner_would_commit_is_found() {
-    planted(&[6, 8], "an attempt begins again", |history| told_more(history, 1, NodeState::Running, 1));
-    planted(&[6, 8], "the next attempt of what has ended", |history| {
-        told_more(history, 1, NodeState::Ready, 2)
+    planted(&[6, 8], "an attempt begins again", |history| {
+        with_one_more_change(history, 1, NodeState::Running, 1)
     });
-    planted(&[2, 8], "a second end", |history| told_more(history, 2, NodeState::Failed, 2));
+    planted(&[6, 8], "the next attempt of what has ended", |history| {
+        with_one_more_change(history, 1, NodeState::Ready, 2)
+    });
+    planted(&[2, 8], "a second end", |history| with_one_more_change(history, 2, NodeState::Failed, 2));
     planted(&[6, 8], "an earlier attempt", |history| {
         let (one, two) = (NodeState::Dispatched, NodeState::Completed);
-        history.watches[0].told = changes(&[(2, one, 2), (2, one, 1), (2, two, 2)]);
-        history.watches[0].replayed = history.watches[0].told.clone();
+        history.watches[0].reported = changes(&[(2, one, 2), (2, one, 1), (2, two, 2)]);
+        history.watches[0].replayed = history.watches[0].reported.clone();
         history.watches.truncate(1);
     });
 }

@@ -12,7 +12,7 @@ pub(super) fn check(history: &History, found: &mut Findings) {
         as_it_may_go(watch, found);
         to_the_end(watch, history, found);
     }
-    told_the_same(history, found);
+    same_for_all_watchers(history, found);
 }
 
 fn who(watch: &Watch) -> String {
@@ -25,7 +25,7 @@ fn no_gap_no_duplicate(watch: &Watch, found: &mut Findings) {
         found.add(8, format!("{}: a position was refused: {why}", who(watch)));
     }
     let mut seen = BTreeSet::new();
-    for change in &watch.told {
+    for change in &watch.reported {
         if !seen.insert(&change.position) {
             found.add(8, format!("{} was told {change:?} twice", who(watch)));
         }
@@ -34,12 +34,13 @@ fn no_gap_no_duplicate(watch: &Watch, found: &mut Findings) {
     let happened = &watch.replayed[shown..];
     // Changes not yet reported when everything ended are no gap.
     let whole = watch.status.is_some();
-    let happened = if whole { happened } else { &happened[..happened.len().min(watch.told.len())] };
-    if watch.told != happened {
-        let differ = watch.told.iter().zip(happened).take_while(|(told, is)| told == is).count();
-        let (told, is) = (watch.told.get(differ), happened.get(differ));
-        let counts = format!("{} changes and {} happened", watch.told.len(), happened.len());
-        found.add(8, format!("{} was told {counts}; number {differ} is {told:?}, not {is:?}", who(watch)));
+    let happened = if whole { happened } else { &happened[..happened.len().min(watch.reported.len())] };
+    if watch.reported != happened {
+        let differ = watch.reported.iter().zip(happened).take_while(|(reported, is)| reported == is).count();
+        let (reported, is) = (watch.reported.get(differ), happened.get(differ));
+        let counts = format!("{} changes and {} happened", watch.reported.len(), happened.len());
+        found
+            .add(8, format!("{} was told {counts}; number {differ} is {reported:?}, not {is:?}", who(watch)));
     }
 }
 
@@ -49,20 +50,21 @@ fn shown_already(watch: &Watch) -> usize {
         let mut nodes = watch.snapshot.iter().filter(|(job_id, ..)| *job_id == change.job_id);
         nodes.any(|(_, state, attempt)| (*attempt, rank(*state)) >= (change.attempt, rank(change.state)))
     };
-    let is_first = |change: &Change| watch.told.first() == Some(change);
+    let is_first = |change: &Change| watch.reported.first() == Some(change);
     watch.replayed.iter().take_while(|change| !is_first(change) && shows(change)).count()
 }
 
 /// I8: two watchers of a flow get the same from where the later one began.
-fn told_the_same(history: &History, found: &mut Findings) {
+fn same_for_all_watchers(history: &History, found: &mut Findings) {
     let mut by_flow: BTreeMap<u32, Vec<&Watch>> = BTreeMap::new();
     for watch in history.watches.iter().filter(|watch| watch.status.is_some()) {
         by_flow.entry(watch.flow).or_default().push(watch);
     }
     for watches in by_flow.values() {
         for (one, other) in watches.iter().zip(watches.iter().skip(1)) {
-            let (long, short) = if one.told.len() >= other.told.len() { (one, other) } else { (other, one) };
-            if !long.told.ends_with(&short.told) {
+            let (long, short) =
+                if one.reported.len() >= other.reported.len() { (one, other) } else { (other, one) };
+            if !long.reported.ends_with(&short.reported) {
                 found.add(8, format!("{} and {} were told different things", who(one), who(other)));
             }
         }

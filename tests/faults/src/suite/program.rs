@@ -99,16 +99,16 @@ pub(super) fn built(name: &str) -> PathBuf {
 /// Runs a program of this workspace to its end, and gives what it wrote.
 pub(super) fn run(name: &str, arguments: &[&str]) -> String {
     let output = Command::new(built(name)).args(arguments).output().expect("it starts");
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{name} {arguments:?} ended with {}: {said}", output.status);
+    let error_text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{name} {arguments:?} ended with {}: {error_text}", output.status);
     String::from_utf8_lossy(&output.stdout).trim().to_owned()
 }
 
 /// The private Redis of an all-in-one, by the record that it keeps. A later process of the same number is not taken for it.
 pub(super) fn redis_of(data: &Path) -> Option<Pid> {
     let record = std::fs::read_to_string(data.join("redis.pid")).ok()?;
-    let mut words = record.split_whitespace();
-    let (pid, since) = (words.next()?, words.next()?);
+    let mut fields = record.split_whitespace();
+    let (pid, since) = (fields.next()?, fields.next()?);
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let is_same = stat.rsplit(')').next()?.split_ascii_whitespace().nth(19) == Some(since);
     is_same.then(|| Pid::from_raw(pid.parse().ok()?))?

@@ -4,9 +4,10 @@ use crate::input::Input;
 use crate::{Target, Verdict, check_refusal};
 
 /// The reader of frames.
-pub const TARGET: Target = Target { name: "engine_frame", run, seeds: runner::fuzzing::frames, words: WORDS };
+pub const TARGET: Target =
+    Target { name: "engine_frame", run, seeds: runner::fuzzing::frames, dictionary: DICTIONARY };
 
-const WORDS: &[&str] = &[
+const DICTIONARY: &[&str] = &[
     "C\u{0}",
     "C\u{1}",
     "C\u{10}",

@@ -11,10 +11,10 @@ use crate::keys::key;
 use crate::{Target, Verdict, check_refusal};
 
 /// The reader of envelopes.
-pub const TARGET: Target = Target { name: "envelope", run, seeds, words: WORDS };
+pub const TARGET: Target = Target { name: "envelope", run, seeds, dictionary: DICTIONARY };
 
 const TYPE: &str = "application/vnd.test+json";
-const WORDS: &[&str] = &[
+const DICTIONARY: &[&str] = &[
     "{\"payloadType\":\"",
     "\"payload\":\"",
     "\"signatures\":[",

@@ -10,9 +10,9 @@ use crate::input::{Input, join};
 use crate::{Target, Verdict, check_refusal};
 
 /// The reader of expressions.
-pub const TARGET: Target = Target { name: "expression", run, seeds, words: WORDS };
+pub const TARGET: Target = Target { name: "expression", run, seeds, dictionary: DICTIONARY };
 
-const WORDS: &[&str] = &[
+const DICTIONARY: &[&str] = &[
     "results.a.n",
     "results[\"a\"][\"k\"]",
     "results[\"count-a\"].total",

@@ -10,11 +10,11 @@ use crate::input::{Input, join};
 use crate::{Target, Verdict};
 
 /// The reader of flow files.
-pub const TARGET: Target = Target { name: "flow_file", run, seeds, words: WORDS };
+pub const TARGET: Target = Target { name: "flow_file", run, seeds, dictionary: DICTIONARY };
 
 const FILES: FileRoot =
     FileRoot::Embedded(&[("book.txt", b"words"), ("big.py", &[b'#'; 20_000]), ("binary", &[0xff, 0xfe])]);
-const WORDS: &[&str] = &[
+const DICTIONARY: &[&str] = &[
     "name: f\n",
     "jobs:\n",
     "  a:\n",

@@ -8,9 +8,9 @@ use crate::input::{Input, join};
 use crate::{Target, Verdict};
 
 /// The reader of a daemon's payloads.
-pub const TARGET: Target = Target { name: "frame", run, seeds, words: WORDS };
+pub const TARGET: Target = Target { name: "frame", run, seeds, dictionary: DICTIONARY };
 
-const WORDS: &[&str] =
+const DICTIONARY: &[&str] =
     &["\u{1}\u{1}", "\u{1}\u{2}", "\u{1}\u{3}", "\0\0\0\0", "\0\u{1}", "{}", "[", " ", "\0\0\0\u{5}"];
 
 fn run(data: &[u8]) -> Verdict {

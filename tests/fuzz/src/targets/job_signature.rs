@@ -12,9 +12,9 @@ use crate::keys::key;
 use crate::{Target, Verdict, check_refusal};
 
 /// The reader of signatures over jobs.
-pub const TARGET: Target = Target { name: "job_signature", run, seeds, words: WORDS };
+pub const TARGET: Target = Target { name: "job_signature", run, seeds, dictionary: DICTIONARY };
 
-const WORDS: &[&str] = &[
+const DICTIONARY: &[&str] = &[
     "\"job\":",
     "\"nonce\":\"",
     "\"expires\":",
@@ -54,14 +54,14 @@ fn run(data: &[u8]) -> Verdict {
         let terms: Option<JobTerms> = serde_json::from_slice(here).ok();
         let Some(terms) = terms else { return Verdict::Refused };
         let text = String::from_utf8_lossy(statement);
-        return Verdict::of(&check_terms(&text, &terms, NOW).map_err(|refusal| told(&refusal)));
+        return Verdict::of(&check_terms(&text, &terms, NOW).map_err(|refusal| check_refusal_text(&refusal)));
     }
     let signature = Envelope::sign(JOB_TYPE, Bytes::copy_from_slice(statement), key(0)).to_json();
     let signature = String::from_utf8_lossy(&signature).into_owned();
     if way == 1 {
         let Ok(execution) = serde_json::from_slice::<Execution>(here) else { return Verdict::Refused };
         let execution = Execution { signature: Some(signature), ..execution };
-        let checked = check_job(&execution, NOW).map_err(|refusal| told(&refusal));
+        let checked = check_job(&execution, NOW).map_err(|refusal| check_refusal_text(&refusal));
         if checked.is_ok() {
             let other = Execution { timeout_secs: execution.timeout_secs ^ 1, ..execution };
             assert!(check_job(&other, NOW).is_err(), "another timeout was signed");
@@ -75,7 +75,7 @@ fn run(data: &[u8]) -> Verdict {
         (false, here) => here.ok(),
     };
     let Some(here) = here else { return Verdict::Refused };
-    let checked = check_terms(&signature, &here, NOW).map_err(|refusal| told(&refusal));
+    let checked = check_terms(&signature, &here, NOW).map_err(|refusal| check_refusal_text(&refusal));
     if let Ok(checked) = &checked {
         assert_eq!(checked.signer, key(0).verifying_key());
         assert!(checked.expires > NOW, "it was over");
@@ -99,7 +99,7 @@ fn each_term_counts(signature: &str, here: &JobTerms) {
     }
 }
 
-fn told(refusal: &Refusal) {
+fn check_refusal_text(refusal: &Refusal) {
     // Errors that name only a field; errors about unreadable input quote it.
     let secrets: &[&str] =
         if matches!(refusal, Refusal::OtherContent(field) if field == "env_vars") { &[SECRET] } else { &[] };

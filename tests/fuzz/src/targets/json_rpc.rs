@@ -24,9 +24,9 @@ use crate::input::{Input, join};
 use crate::{Target, Verdict, check_refusal};
 
 /// The reader of JSON-RPC.
-pub const TARGET: Target = Target { name: "json_rpc", run, seeds, words: WORDS };
+pub const TARGET: Target = Target { name: "json_rpc", run, seeds, dictionary: DICTIONARY };
 
-const WORDS: &[&str] = &[
+const DICTIONARY: &[&str] = &[
     "{\"jsonrpc\":\"2.0\",",
     "\"id\":1,",
     "\"id\":\"a\",",
@@ -126,7 +126,7 @@ fn is_understood(request: &JsonRpcRequest) -> bool {
         method::JOB_STATUS => again::<JobQuery>(request, method::JOB_STATUS),
         method::JOB_RESULT => again::<JobQuery>(request, method::JOB_RESULT),
         method::JOB_LOGS => again::<JobLogs>(request, method::JOB_LOGS),
-        method::JOB_EVENT => again::<JobEvent>(request, method::JOB_EVENT) && is_told(request),
+        method::JOB_EVENT => again::<JobEvent>(request, method::JOB_EVENT) && is_reported(request),
         method::CONTEXT_DROP => again::<ContextDrop>(request, method::CONTEXT_DROP),
         method::COORDINATOR_SUCCEED => again::<CoordinatorSucceed>(request, method::COORDINATOR_SUCCEED),
         method::BLOB_GET => again::<BlobGet>(request, method::BLOB_GET),
@@ -159,7 +159,7 @@ fn again<T: DeserializeOwned + Serialize + PartialEq + Debug>(
 }
 
 /// An event as a router, and then a scheduler, receives it.
-fn is_told(request: &JsonRpcRequest) -> bool {
+fn is_reported(request: &JsonRpcRequest) -> bool {
     let event: JobEvent = request.read().expect("it was read before");
     if let Ok(report) = event.into_report() {
         let json = serde_json::to_vec(&report).expect("a report is JSON");

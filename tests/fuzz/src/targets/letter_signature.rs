@@ -11,9 +11,9 @@ use crate::keys::key;
 use crate::{Target, Verdict, check_refusal};
 
 /// The reader of signatures over mail.
-pub const TARGET: Target = Target { name: "letter_signature", run, seeds, words: WORDS };
+pub const TARGET: Target = Target { name: "letter_signature", run, seeds, dictionary: DICTIONARY };
 
-const WORDS: &[&str] = &[
+const DICTIONARY: &[&str] = &[
     "\"id\":\"",
     "\"to\":\"",
     "\"target_context\":",
@@ -44,19 +44,19 @@ const SECRET: &str = "what-is-between-the-two";
 fn run(data: &[u8]) -> Verdict {
     let mut input = Input::new(data);
     let way = input.choice(4);
-    let (statement, letter) = (input.part(), input.part());
-    let Ok(mut letter) = serde_json::from_slice::<DirectMessage>(letter) else { return Verdict::Refused };
+    let (statement, message) = (input.part(), input.part());
+    let Ok(mut message) = serde_json::from_slice::<DirectMessage>(message) else { return Verdict::Refused };
     if way > 0 {
         let envelope = Envelope::sign(LETTER_TYPE, Bytes::copy_from_slice(statement), key(0)).to_json();
-        letter.signature = Some(String::from_utf8_lossy(&envelope).into_owned());
+        message.signature = Some(String::from_utf8_lossy(&envelope).into_owned());
     }
     if way > 1 {
-        letter.from = key(0).verifying_key().to_string();
+        message.from = key(0).verifying_key().to_string();
     }
-    let json = serde_json::to_string(&letter).expect("a letter is JSON");
+    let json = serde_json::to_string(&message).expect("a letter is JSON");
     let again: DirectMessage = serde_json::from_str(&json).expect("as it was written");
-    assert_eq!(again, letter, "a letter changes on its way");
-    let checked = match check_direct_message(&letter, NOW) {
+    assert_eq!(again, message, "a letter changes on its way");
+    let checked = match check_direct_message(&message, NOW) {
         Err(refusal) => {
             let secrets: &[&str] = if matches!(refusal, Refusal::OtherContent(_)) { &[SECRET] } else { &[] };
             check_refusal(&refusal.to_string(), 512, secrets);
@@ -66,13 +66,13 @@ fn run(data: &[u8]) -> Verdict {
         Ok(None) => return Verdict::Refused,
         Ok(Some(checked)) => checked,
     };
-    assert_eq!(checked.signer.to_string(), letter.from);
+    assert_eq!(checked.signer.to_string(), message.from);
     assert!(checked.expires > NOW, "it was over");
     for other in [
-        DirectMessage { text: format!("{} ", letter.text), ..letter.clone() },
-        DirectMessage { topic: format!("{} ", letter.topic), ..letter.clone() },
-        DirectMessage { to: format!("{} ", letter.to), ..letter.clone() },
-        DirectMessage { from: key(1).verifying_key().to_string(), ..letter },
+        DirectMessage { text: format!("{} ", message.text), ..message.clone() },
+        DirectMessage { topic: format!("{} ", message.topic), ..message.clone() },
+        DirectMessage { to: format!("{} ", message.to), ..message.clone() },
+        DirectMessage { from: key(1).verifying_key().to_string(), ..message },
     ] {
         assert!(check_direct_message(&other, NOW).is_err(), "{other:?} was not signed");
     }
@@ -88,18 +88,18 @@ fn seeds() -> Vec<Vec<u8>> {
     let origin = format!(
         r#"{{"coordinator":"{to}","context_uid":"00000000000000000000000000000007","caller_id":3,"message_id":1}}"#
     );
-    let letter = format!(
+    let message = format!(
         r#"{{"origin":{origin},"from":"{from}","to":"{to}","type":"chat","format":"md","topic":"t","text":"{SECRET}","created_at":1800000000.5,"expires_at":1800003600}}"#
     );
-    let (statement_2, letter_2) = (
+    let (statement_2, message_2) = (
         statement.replace("\"type\"", "\"target_context\":4,\"type\""),
-        letter.replace("\"type\"", "\"target_context\":4,\"type\""),
+        message.replace("\"type\"", "\"target_context\":4,\"type\""),
     );
     vec![
-        join(&[1], &[statement.clone(), letter.clone()]),
-        join(&[2], &[statement_2, letter_2]),
-        join(&[2], &[statement.clone(), letter.replace("chat", "mail")]),
-        join(&[0], &[String::new(), letter.clone()]),
-        join(&[3], &[statement.replace("1800003600000", "1700000000000"), letter]),
+        join(&[1], &[statement.clone(), message.clone()]),
+        join(&[2], &[statement_2, message_2]),
+        join(&[2], &[statement.clone(), message.replace("chat", "mail")]),
+        join(&[0], &[String::new(), message.clone()]),
+        join(&[3], &[statement.replace("1800003600000", "1700000000000"), message]),
     ]
 }

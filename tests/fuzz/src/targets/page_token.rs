@@ -7,10 +7,10 @@ use crate::input::{Input, join};
 use crate::{Target, Verdict, check_refusal};
 
 /// The reader of page tokens.
-pub const TARGET: Target = Target { name: "page_token", run, seeds, words: WORDS };
+pub const TARGET: Target = Target { name: "page_token", run, seeds, dictionary: DICTIONARY };
 
 const SECRET: &str = "the-secret-of-this-coordinator";
-const WORDS: &[&str] =
+const DICTIONARY: &[&str] =
     &["Ag", "AAAAAAAAAAA", "==", "-_", "+/", " ", "actor 1", "status=", "\0\0\0\0\0\0\0\u{7}"];
 
 fn run(data: &[u8]) -> Verdict {

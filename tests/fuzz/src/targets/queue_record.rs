@@ -13,9 +13,9 @@ use crate::input::{Input, join};
 use crate::{Target, Verdict};
 
 /// The reader of a supervisor's records.
-pub const TARGET: Target = Target { name: "queue_record", run, seeds, words: WORDS };
+pub const TARGET: Target = Target { name: "queue_record", run, seeds, dictionary: DICTIONARY };
 
-const WORDS: &[&str] = &[
+const DICTIONARY: &[&str] = &[
     "key",
     "n",
     "coordinator",

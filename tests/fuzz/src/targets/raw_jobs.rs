@@ -7,9 +7,9 @@ use crate::input::{Input, join};
 use crate::{Target, Verdict};
 
 /// The reader of pushed jobs.
-pub const TARGET: Target = Target { name: "raw_jobs", run, seeds, words: WORDS };
+pub const TARGET: Target = Target { name: "raw_jobs", run, seeds, dictionary: DICTIONARY };
 
-const WORDS: &[&str] = &[
+const DICTIONARY: &[&str] = &[
     "job",
     "jobs",
     "nodes",

@@ -15,11 +15,11 @@ use crate::keys::key;
 use crate::{Target, Verdict, check_refusal};
 
 /// The reader of statements.
-pub const TARGET: Target = Target { name: "said", run, seeds, words: WORDS };
+pub const TARGET: Target = Target { name: "said", run, seeds, dictionary: DICTIONARY };
 
 /// Payload type of an envelope with a gateway's certificate.
 const CERTIFICATE_TYPE: &str = "application/vnd.mycora.gateway-key+json";
-const WORDS: &[&str] = &[
+const DICTIONARY: &[&str] = &[
     "\"to\":\"",
     "\"id\":\"",
     "\"issued\":",
@@ -59,8 +59,8 @@ fn run(data: &[u8]) -> Verdict {
     }
     let envelope = Envelope::sign(payload_type, payload.clone().into(), signer);
     let own = key(2).verifying_key().to_string();
-    let heard = match open_envelope(&envelope, std::slice::from_ref(&own), NOW) {
-        Ok(heard) => heard,
+    let opened = match open_envelope(&envelope, std::slice::from_ref(&own), NOW) {
+        Ok(opened) => opened,
         Err(refusal) => {
             check_refusal(&refusal.to_string(), 512, &[&key(2).to_pem()]);
             assert!(
@@ -71,12 +71,15 @@ fn run(data: &[u8]) -> Verdict {
         }
     };
     assert_eq!(payload_type, PAYLOAD_TYPE, "something else was signed");
-    assert_eq!(heard.signer, signer.verifying_key());
-    assert!([signer, voucher].iter().any(|root| root.verifying_key() == heard.root), "nobody vouches for it");
-    assert!(heard.expires > NOW && heard.expires.since(NOW) <= LIFETIME_MAX + ::envelope::statement::SKEW);
-    assert!(payload.windows(heard.body.len().max(1)).any(|part| part == heard.body), "the body is another");
+    assert_eq!(opened.signer, signer.verifying_key());
+    assert!(
+        [signer, voucher].iter().any(|root| root.verifying_key() == opened.root),
+        "nobody vouches for it"
+    );
+    assert!(opened.expires > NOW && opened.expires.since(NOW) <= LIFETIME_MAX + ::envelope::statement::SKEW);
+    assert!(payload.windows(opened.body.len().max(1)).any(|part| part == opened.body), "the body is another");
     let here = in_conversation(&own).expect("a name");
-    assert_eq!(here.verify(&envelope, NOW).as_ref(), Ok(&heard.body), "the first time");
+    assert_eq!(here.verify(&envelope, NOW).as_ref(), Ok(&opened.body), "the first time");
     assert_eq!(here.verify(&envelope, NOW), Err(Refusal::Replayed), "the second time");
     let silent = Envelope { signature: Bytes::new(), ..envelope };
     assert_eq!(open_envelope(&silent, &[own], NOW), Err(Refusal::BadSignature));
@@ -85,8 +88,8 @@ fn run(data: &[u8]) -> Verdict {
 
 /// A conversation with whichever peer sends first, before any message.
 fn in_conversation(own: &str) -> Result<Conversation, Refusal> {
-    let voice = EnvelopeSigner::new(Sealer::of_root(key(2).clone()), vec![own.to_owned()]);
-    Ok(Conversation::new(voice, Arc::new(|_| {})))
+    let envelope_signer = EnvelopeSigner::new(Sealer::of_root(key(2).clone()), vec![own.to_owned()]);
+    Ok(Conversation::new(envelope_signer, Arc::new(|_| {})))
 }
 
 fn seeds() -> Vec<Vec<u8>> {

@@ -6,14 +6,14 @@ use crate::input::Input;
 use crate::{Target, Verdict};
 
 /// The engine of scripts.
-pub const TARGET: Target = Target { name: "script", run, seeds, words: WORDS };
+pub const TARGET: Target = Target { name: "script", run, seeds, dictionary: DICTIONARY };
 
 /// Steps that a script may take: the engine is looked at, not its patience.
 const STEPS_MAX: u64 = 2000;
 /// The stack that a script has. It is as little as its few steps need.
 const STACK_BYTES: usize = 64 * 1024 * 1024;
 
-const WORDS: &[&str] = &[
+const DICTIONARY: &[&str] = &[
     ".sort()",
     ".sort(|x, y| ",
     ".order_by(|x, y| x % 3 - y % 2)",

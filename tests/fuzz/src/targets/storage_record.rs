@@ -12,9 +12,9 @@ use crate::input::{Input, join};
 use crate::{Target, Verdict};
 
 /// The reader of a coordinator's records.
-pub const TARGET: Target = Target { name: "storage_record", run, seeds, words: WORDS };
+pub const TARGET: Target = Target { name: "storage_record", run, seeds, dictionary: DICTIONARY };
 
-const WORDS: &[&str] = &[
+const DICTIONARY: &[&str] = &[
     "id",
     "uid",
     "pubkey",

@@ -8,13 +8,13 @@ use crate::keys::{COUNT, key};
 use crate::{Target, Verdict, check_refusal};
 
 /// The reader of successions.
-pub const TARGET: Target = Target { name: "succession", run, seeds, words: WORDS };
+pub const TARGET: Target = Target { name: "succession", run, seeds, dictionary: DICTIONARY };
 
 /// Payload type of an envelope with a change of root.
 const TYPE: &str = "application/vnd.mycora.root-change+json";
 /// Changes of one input. Each costs six operations with keys.
 const CHANGES_MAX: usize = 6;
-const WORDS: &[&str] = &[
+const DICTIONARY: &[&str] = &[
     "\"old\":\"",
     "\"new\":\"",
     "\"proof\":@",

@@ -15,11 +15,11 @@ use crate::input::{Input, join};
 use crate::{Target, Verdict, check_refusal};
 
 /// The reader of templates.
-pub const TARGET: Target = Target { name: "template", run, seeds, words: WORDS };
+pub const TARGET: Target = Target { name: "template", run, seeds, dictionary: DICTIONARY };
 
 /// Result of a node, which no refusal discloses.
 const SECRET: &str = "what-the-node-has-found-out";
-const WORDS: &[&str] = &[
+const DICTIONARY: &[&str] = &[
     "${{",
     "}}",
     "${{ results.first.n }}",

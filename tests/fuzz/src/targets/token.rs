@@ -18,9 +18,9 @@ use crate::keys::key;
 use crate::{Target, Verdict, check_refusal};
 
 /// The reader of tokens.
-pub const TARGET: Target = Target { name: "token", run, seeds, words: WORDS };
+pub const TARGET: Target = Target { name: "token", run, seeds, dictionary: DICTIONARY };
 
-const WORDS: &[&str] = &[
+const DICTIONARY: &[&str] = &[
     "{\"alg\":\"Ed25519\"}",
     "{\"alg\":\"EdDSA\",\"typ\":\"JWT\"}",
     "\"alg\"",

@@ -9,11 +9,11 @@ fn what_an_earlier_life_may_have_sent_is_asked_for_before_it_is_given_up() {
     let old = wire::HeldMessage { created_millis: 900_000, ..held(1, &[1, 2]) };
     let late = bench.held(vec![old.clone()]);
     assert_eq!((late.deliver.len(), late.report.len(), late.query[0].job_keys.len()), (0, 0, 2));
-    let runs = bench.said(1, started());
+    let runs = bench.report(1, started());
     assert_eq!((runs.reports().len(), runs.stop.len()), (1, 0), "it goes on");
     bench.handled(&runs.reports());
-    assert_eq!(bench.said(2, ReportKind::Unknown).stop.len(), 1);
-    let given_up = bench.said(2, ended(Outcome::Stopped)).reports();
+    assert_eq!(bench.report(2, ReportKind::Unknown).stop.len(), 1);
+    let given_up = bench.report(2, ended(Outcome::Stopped)).reports();
     assert!(given_up.len() == 1 && timed_out(&given_up[0]) && report(&given_up[0]).job_key == key(2));
     assert!(bench.handled(&given_up).settle[0].error.starts_with("TIMEOUT_ACK"));
     assert!(bench.is_empty());
@@ -32,10 +32,10 @@ fn what_is_to_be_given_up_and_has_arrived_is_not() {
     for kind in [accepted(), started(), ended(Outcome::Succeeded), ReportKind::Returned] {
         let mut bench = Bench::new();
         assert_eq!(bench.doubt(1, &[1]).query.len(), 1);
-        let heard = bench.said(1, kind.clone());
-        assert_eq!(report(&heard.reports()[0]).kind, kind);
-        assert_eq!((heard.settle[0].error.as_str(), heard.stop.len()), ("", 0), "{kind:?}");
-        assert_eq!(bench.handled(&heard.reports()).handled, [1]);
+        let effects = bench.report(1, kind.clone());
+        assert_eq!(report(&effects.reports()[0]).kind, kind);
+        assert_eq!((effects.settle[0].error.as_str(), effects.stop.len()), ("", 0), "{kind:?}");
+        assert_eq!(bench.handled(&effects.reports()).handled, [1]);
         assert!(bench.is_empty());
     }
 }
@@ -47,12 +47,12 @@ fn doubts_are_repeated_until_somebody_answers_or_is_dead() {
     for _ in 0..3 {
         assert_eq!(bench.pass(REPEAT_AFTER).query.len(), 1);
     }
-    bench.said(1, ReportKind::Unknown);
+    bench.report(1, ReportKind::Unknown);
     for _ in 0..3 {
         let again = bench.pass(REPEAT_AFTER);
         assert_eq!((again.stop.len(), again.query.len(), again.report.len()), (1, 0, 0));
     }
-    assert_eq!(bench.said(1, started()).handled, [1], "it had been on its way; it is being stopped");
+    assert_eq!(bench.report(1, started()).handled, [1], "it had been on its way; it is being stopped");
     bench.put(Input::GatewayDown);
     assert!(bench.core.next_due().is_none(), "nobody can be asked");
     assert_eq!(bench.put(Input::GatewayUp).stop.len(), 1, "at once");
@@ -82,9 +82,9 @@ fn what_is_in_doubt_may_be_stopped() {
     bench.doubt(1, &[1]);
     let stopped = bench.stop(1);
     assert_eq!((stopped.stop.len(), stopped.report.len(), stopped.settle.len()), (1, 0, 1));
-    let told = bench.said(1, ended(Outcome::Stopped)).reports();
-    assert!(matches!(report(&told[0]).kind, ReportKind::Ended(_)), "the supervisor tells the end");
-    bench.handled(&told);
+    let reports = bench.report(1, ended(Outcome::Stopped)).reports();
+    assert!(matches!(report(&reports[0]).kind, ReportKind::Ended(_)), "the supervisor tells the end");
+    bench.handled(&reports);
     assert!(bench.is_empty());
 }
 
@@ -93,7 +93,7 @@ fn what_was_heard_of_has_arrived() {
     let mut bench = Bench::new();
     let sent = bench.held(vec![held(1, &[1, 2]), held(2, &[3])]).deliver;
     for (job, kind) in [(1, started()), (3, accepted())] {
-        let passed_on = bench.said(job, kind).reports();
+        let passed_on = bench.report(job, kind).reports();
         bench.handled(&passed_on);
     }
     bench.now += Duration::from_secs(60);
@@ -101,10 +101,10 @@ fn what_was_heard_of_has_arrived() {
     let late = bench.put(Input::GatewayDown);
     assert_eq!((late.deliver.len(), late.stop.len(), late.report.len()), (0, 0, 0));
     assert_eq!((late.settle.len(), late.settle[0].error.as_str()), (1, ""), "all of it has arrived");
-    let asked = bench.put(Input::GatewayUp).query;
-    assert_eq!(asked[0].job_keys, [key(2).to_string()]);
-    bench.said(2, ReportKind::Unknown);
-    let given_up = bench.said(2, ended(Outcome::Stopped)).reports();
+    let queries = bench.put(Input::GatewayUp).query;
+    assert_eq!(queries[0].job_keys, [key(2).to_string()]);
+    bench.report(2, ReportKind::Unknown);
+    let given_up = bench.report(2, ended(Outcome::Stopped)).reports();
     assert!(bench.handled(&given_up).settle[0].error.starts_with("TIMEOUT_ACK"));
     assert!(bench.outcome(sent[0].delivery_id, "").settle.is_empty() && bench.is_empty());
 }
@@ -149,10 +149,10 @@ fn what_was_not_sent_to_a_runner_that_is_closed_is_handed_back() {
     let sent = bench.held(vec![held(3, &[4])]).deliver;
     assert!(bench.view(closed(true, drain_time)).report.is_empty());
     bench.outcome(sent[0].delivery_id, "no answer");
-    let asked = bench.pass(Duration::from_secs(10));
-    assert_eq!((asked.deliver.len(), asked.query.len()), (0, 1), "it may have arrived");
-    assert_eq!(bench.said(4, ReportKind::Unknown).stop.len(), 1);
-    let back = bench.said(4, ended(Outcome::Stopped)).reports();
+    let effects = bench.pass(Duration::from_secs(10));
+    assert_eq!((effects.deliver.len(), effects.query.len()), (0, 1), "it may have arrived");
+    assert_eq!(bench.report(4, ReportKind::Unknown).stop.len(), 1);
+    let back = bench.report(4, ended(Outcome::Stopped)).reports();
     assert_eq!(report(&back[0]).kind, ReportKind::Returned);
     bench.handled(&back);
     assert!(bench.is_empty());

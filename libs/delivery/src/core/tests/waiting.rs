@@ -6,24 +6,24 @@ use super::*;
 fn that_a_job_was_accepted_waits_for_something_better() {
     let mut bench = Bench::with_patience(PATIENCE, 0);
     let began = bench.now;
-    let (first, second) = (bench.said(1, accepted()), bench.said(2, accepted()));
+    let (first, second) = (bench.report(1, accepted()), bench.report(2, accepted()));
     assert!(first.report.is_empty() && second.report.is_empty());
-    let ended = bench.said(1, ReportKind::Returned);
+    let ended = bench.report(1, ReportKind::Returned);
     assert_eq!(ended.handled, [1], "the gateway need not keep it");
     assert_eq!(ended.report[SCHEDULER].len(), 1);
     assert_eq!(bench.core.next_due(), Some(began + PATIENCE));
     bench.now = began + PATIENCE;
-    let told = bench.put(Input::Due);
-    assert_eq!(told.report[SCHEDULER].len(), 1, "nothing else was heard of the other");
-    assert_eq!(bench.handled(&told.report[SCHEDULER]).handled, [2]);
+    let effects = bench.put(Input::Due);
+    assert_eq!(effects.report[SCHEDULER].len(), 1, "nothing else was heard of the other");
+    assert_eq!(bench.handled(&effects.report[SCHEDULER]).handled, [2]);
 
     // The gateway says it again after its stream was lost.
-    bench.said(3, accepted());
+    bench.report(3, accepted());
     bench.put(Input::GatewayDown);
     bench.now += PATIENCE;
     assert!(bench.put(Input::Due).report.is_empty());
     bench.put(Input::GatewayUp);
-    bench.said(3, accepted());
+    bench.report(3, accepted());
     bench.now += PATIENCE;
     assert_eq!(bench.put(Input::Due).report[SCHEDULER].len(), 1);
 }

@@ -29,7 +29,7 @@ pub(in crate::ops) fn router(routes: AdminRoutes) -> Router {
 async fn drain(State(routes): State<AdminRoutes>, headers: HeaderMap, body: Body) -> Response {
     let method = routes.0.methods.drain;
     let answer = async {
-        let (handlers, scope) = routes.asked(DRAIN, method, &headers, body).await?;
+        let (handlers, scope) = routes.accept_request(DRAIN, method, &headers, body).await?;
         finish(&routes.0.drains, async move { handlers.drain(scope).await }).await
     };
     shown(StatusCode::ACCEPTED, answer.await)
@@ -38,7 +38,7 @@ async fn drain(State(routes): State<AdminRoutes>, headers: HeaderMap, body: Body
 async fn reload(State(routes): State<AdminRoutes>, headers: HeaderMap, body: Body) -> Response {
     let method = routes.0.methods.reload;
     let answer = async {
-        let (handlers, scope) = routes.asked(RELOAD, method, &headers, body).await?;
+        let (handlers, scope) = routes.accept_request(RELOAD, method, &headers, body).await?;
         finish(&routes.0.reloads, async move { handlers.reload(scope).await }).await
     };
     shown(StatusCode::OK, answer.await)
@@ -46,7 +46,7 @@ async fn reload(State(routes): State<AdminRoutes>, headers: HeaderMap, body: Bod
 
 impl AdminRoutes {
     /// Finds for what a request asks, and who answers it. Nothing of a body is read for those without the secret.
-    async fn asked(
+    async fn accept_request(
         &self,
         path: &'static str,
         method: &'static str,

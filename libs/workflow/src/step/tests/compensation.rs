@@ -121,7 +121,7 @@ fn behind_the_pivot_there_is_no_way_back() {
 }
 
 #[test]
-fn a_pivot_of_which_nobody_knows_is_not_undone() {
+fn a_pivot_with_an_unknown_outcome_is_not_undone() {
     let mut world = at_step(&row_of_steps(Some(4)), 4);
     world.result(world.open("s4"), CommandOutcome::Unknown, "{}");
     assert_eq!(world.status(), SagaStatus::Stuck);

@@ -109,7 +109,7 @@ fn an_order_that_is_not_paid_in_time_is_undone_at_half_past() {
 }
 
 #[test]
-fn a_reservation_of_which_nobody_knows_is_released_as_well() {
+fn a_reservation_with_an_unknown_outcome_is_released_as_well() {
     let mut world = placed();
     world.result(world.open("reserve"), CommandOutcome::Unknown, "{}");
     assert_eq!(world.instance().reason.as_deref(), Some("the reservation failed"));

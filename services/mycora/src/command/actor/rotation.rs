@@ -132,15 +132,15 @@ impl<'a> KeyFile<'a> {
             ))
         };
         let text = std::fs::read_to_string(&self.note).map_err(|error| refused(&error.to_string()))?;
-        let asked: KeyRotationRequest =
+        let rotation: KeyRotationRequest =
             serde_json::from_str(&text).map_err(|error| refused(&error.to_string()))?;
         let key = SigningKey::load(self.path).map_err(|error| CliError::Invalid(error_chain(&error)))?;
-        if key.verifying_key().to_string() != asked.pubkey {
+        if key.verifying_key().to_string() != rotation.pubkey {
             return Err(refused("it is for another key"));
         }
-        let same = (asked.id, asked.overlap_secs, asked.revoke_certificates)
+        let same = (rotation.id, rotation.overlap_secs, rotation.revoke_certificates)
             == (args.id, secs(args.overlap), args.revoke_certificates);
-        if same { Ok(Some(asked)) } else { Err(refused("its arguments differ from these")) }
+        if same { Ok(Some(rotation)) } else { Err(refused("its arguments differ from these")) }
     }
 
     /// Makes a key and notes the request: the note first, since a key without a note is taken for the user's own.
@@ -150,15 +150,15 @@ impl<'a> KeyFile<'a> {
             return Err(CliError::Invalid(error_chain(&error)));
         }
         let key = SigningKey::generate();
-        let asked = KeyRotationRequest::of(args, key.verifying_key().to_string(), now);
-        self.write_note(&asked).map_err(|error| {
+        let rotation = KeyRotationRequest::of(args, key.verifying_key().to_string(), now);
+        self.write_note(&rotation).map_err(|error| {
             CliError::Invalid(format!("{} cannot be written: {error}", self.note.display()))
         })?;
         if let Err(error) = key.write(self.path) {
             self.remove_note();
             return Err(CliError::Invalid(error_chain(&error)));
         }
-        Ok(asked)
+        Ok(rotation)
     }
 
     /// Signs the proof that we hold the key: the coordinator demands it of an actor that rotates its own key.
@@ -168,10 +168,10 @@ impl<'a> KeyFile<'a> {
         Ok(key_proof::sign(&key, &trust_domain, ActorId(actor), Timestamp::now()))
     }
 
-    fn write_note(&self, asked: &KeyRotationRequest) -> std::io::Result<()> {
+    fn write_note(&self, rotation: &KeyRotationRequest) -> std::io::Result<()> {
         let mut options = std::fs::OpenOptions::new();
         let mut file = options.create(true).truncate(true).write(true).mode(0o600).open(&self.note)?;
-        file.write_all(&serde_json::to_vec(asked)?)?;
+        file.write_all(&serde_json::to_vec(rotation)?)?;
         file.sync_all()
     }
 
@@ -209,8 +209,8 @@ pub(super) async fn run(session: &CliSession, args: &ActorRotateKeyArgs) -> Resu
         }
         (None, Some(pubkey)) => {
             let now = session.clients.get_actor(args.id).await?.actor.unwrap_or_default();
-            let asked = KeyRotationRequest::of(args, pubkey.to_string(), &now);
-            let answer = session.clients.rotate_actor_key(&asked.request()).await?;
+            let rotation = KeyRotationRequest::of(args, pubkey.to_string(), &now);
+            let answer = session.clients.rotate_actor_key(&rotation.request()).await?;
             let actor = answer.actor.unwrap_or_default();
             let notes = hand_over(session, args, &actor, None);
             (actor, notes)
@@ -232,28 +232,29 @@ async fn rotate(
     args: &ActorRotateKeyArgs,
     file: &KeyFile<'_>,
 ) -> Result<v1::Actor, CliError> {
-    let asked = match file.begun(args)? {
+    let rotation = match file.begun(args)? {
         None => {
             let now = session.clients.get_actor(args.id).await?.actor.unwrap_or_default();
             file.begin(args, &now)?
         }
-        Some(asked) => {
-            let now = actor_now(session, &asked, file).await.map_err(|error| file.kept(error))?;
-            if now.pubkey == asked.pubkey {
+        Some(rotation) => {
+            let now = actor_now(session, &rotation, file).await.map_err(|error| file.kept(error))?;
+            if now.pubkey == rotation.pubkey {
                 return Ok(now);
             }
-            asked
+            rotation
         }
     };
-    let request = v1::RotateActorKeyRequest { key_proof: file.proof(session, asked.id)?, ..asked.request() };
+    let request =
+        v1::RotateActorKeyRequest { key_proof: file.proof(session, rotation.id)?, ..rotation.request() };
     let error = match session.clients.rotate_actor_key(&request).await {
         Ok(answer) => return Ok(answer.actor.unwrap_or_default()),
         Err(error) => error,
     };
     if error.view.code == Code::Unauthenticated {
         // Our credentials are no longer valid: an earlier try may have succeeded, and its answer got lost.
-        return match as_new(session, &asked, file).await {
-            Some(now) if now.pubkey == asked.pubkey => Ok(now),
+        return match as_new(session, &rotation, file).await {
+            Some(now) if now.pubkey == rotation.pubkey => Ok(now),
             _ => Err(file.kept(error)),
         };
     }
@@ -281,29 +282,33 @@ const fn is_refusal(code: Code) -> bool {
 /// Reads the actor with the credentials in force: the former key or certificate, else the new key.
 async fn actor_now(
     session: &CliSession,
-    asked: &KeyRotationRequest,
+    rotation: &KeyRotationRequest,
     file: &KeyFile<'_>,
 ) -> Result<v1::Actor, ApiCallError> {
-    match session.clients.get_actor(asked.id).await {
+    match session.clients.get_actor(rotation.id).await {
         Ok(answer) => Ok(answer.actor.unwrap_or_default()),
         Err(error) if error.view.code == Code::Unauthenticated => {
-            as_new(session, asked, file).await.ok_or(error)
+            as_new(session, rotation, file).await.ok_or(error)
         }
         Err(error) => Err(error),
     }
 }
 
 /// Reads the actor with the new key.
-async fn as_new(session: &CliSession, asked: &KeyRotationRequest, file: &KeyFile<'_>) -> Option<v1::Actor> {
+async fn as_new(
+    session: &CliSession,
+    rotation: &KeyRotationRequest,
+    file: &KeyFile<'_>,
+) -> Option<v1::Actor> {
     let profile = Profile {
         cert: None,
         key: None,
         signing_key: Some(file.path.to_owned()),
-        actor: asked.id,
+        actor: rotation.id,
         ..session.profile().clone()
     };
     let clients = Clients::new(&profile).ok()?;
-    clients.get_actor(asked.id).await.ok()?.actor
+    clients.get_actor(rotation.id).await.ok()?.actor
 }
 
 /// Lets the profile name the new key; gives what people have to know.
@@ -402,11 +407,14 @@ mod tests {
         let args = typed(&path, &["--overlap", "1h"]);
         assert_eq!(file.begun(&args), Ok(None));
         let now = v1::Actor { revision: 9, ..Default::default() };
-        let asked = file.begin(&args, &now).expect("begun");
-        assert_eq!((asked.id, asked.expected_revision, asked.overlap_secs), (2, 9, 3600));
-        assert_eq!(file.begun(&args), Ok(Some(asked)), "the same request");
+        let rotation = file.begin(&args, &now).expect("begun");
+        assert_eq!((rotation.id, rotation.expected_revision, rotation.overlap_secs), (2, 9, 3600));
+        assert_eq!(file.begun(&args), Ok(Some(rotation)), "the same request");
         let other = file.begun(&typed(&path, &[])).expect_err("another overlap").to_string();
-        assert!(other.contains("a.ed25519.rotation: ") && other.contains("something else"), "{other}");
+        assert!(
+            other.contains("a.ed25519.rotation: ") && other.contains("its arguments differ from these"),
+            "{other}"
+        );
         assert!(file.begin(&args, &now).is_err(), "a key is never overwritten");
 
         let another = dir.path().join("b.ed25519");

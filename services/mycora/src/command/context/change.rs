@@ -122,14 +122,14 @@ fn wanted(args: &ContextCreateArgs) -> v1::CreateContextRequest {
         require_signed,
     } = args;
     // Settings that are not given keep the coordinator's defaults.
-    let asked = *no_executors_submit || *raw_publish || *require_signed;
+    let has_settings = *no_executors_submit || *raw_publish || *require_signed;
     v1::CreateContextRequest {
         request_id: Uuid::new_v4().to_string(),
         id: id.unwrap_or_default(),
         admins: admins.clone(),
         readers: readers.clone(),
         executors: executors.clone(),
-        settings: asked.then_some(v1::ContextSettings {
+        settings: has_settings.then_some(v1::ContextSettings {
             executors_may_submit: !no_executors_submit,
             raw_publish: *raw_publish,
             require_signed_messages: *require_signed,
@@ -218,7 +218,7 @@ mod tests {
         }
     }
 
-    fn asked(flags: &[&str]) -> Result<v1::UpdateContextRequest, CliError> {
+    fn parse_update(flags: &[&str]) -> Result<v1::UpdateContextRequest, CliError> {
         let args =
             ContextUpdateLine::try_parse_from([&["update", "3"], flags].concat()).expect("good flags").args;
         changed(&args, context())
@@ -227,12 +227,12 @@ mod tests {
     #[test]
     fn what_is_not_named_stays() {
         let request =
-            asked(&["--add-reader", "6", "--add-reader", "4", "--remove-reader", "5"]).expect("good");
+            parse_update(&["--add-reader", "6", "--add-reader", "4", "--remove-reader", "5"]).expect("good");
         assert_eq!(request.readers, Some(v1::ActorList { ids: vec![4, 6] }));
         assert_eq!((request.context_id, request.expected_revision), (3, 9));
         assert_eq!((request.admins, request.executors, request.settings), (None, None, None));
 
-        let request = asked(&["--set", "raw_publish=true"]).expect("good");
+        let request = parse_update(&["--set", "raw_publish=true"]).expect("good");
         let settings = request.settings.expect("switches");
         assert!(settings.executors_may_submit && settings.raw_publish && !settings.require_signed_messages);
         assert_eq!(request.readers, None);
@@ -240,7 +240,7 @@ mod tests {
 
     #[test]
     fn what_makes_no_sense_is_refused() {
-        let refused = |flags: &[&str]| asked(flags).expect_err("refused").to_string();
+        let refused = |flags: &[&str]| parse_update(flags).expect_err("refused").to_string();
         assert!(refused(&["--remove-admin", "7"]).contains("actor 7 is no admin"));
         assert!(refused(&["--add-executor", "7", "--remove-executor", "7"]).contains("which of them"));
         for wrong in [&["--set", "x=true"][..], &["--set", "raw-publish=1"], &["--set", "raw-publish"], &[]] {

@@ -22,9 +22,9 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Where a server does not answer.
 const UNREACHABLE: &str = "is it running, and is --redis-url right?";
 
-/// The Redis of a coordinator or of a supervisor: one server, or several that belong together. `asked` is the durability
+/// The Redis of a coordinator or of a supervisor: one server, or several that belong together. `wanted` is the durability
 /// that storage is started with.
-pub(super) async fn redis(endpoint: KvEndpoint, asked: Option<Durability>) -> Vec<Finding> {
+pub(super) async fn redis(endpoint: KvEndpoint, wanted: Option<Durability>) -> Vec<Finding> {
     let mut findings = if endpoint.is_cluster() {
         redis_topology::cluster(&endpoint).await
     } else if let Some(master) = endpoint.master_name() {
@@ -50,7 +50,7 @@ pub(super) async fn redis(endpoint: KvEndpoint, asked: Option<Durability>) -> Ve
             ),
             false => ("redis".to_owned(), SETTINGS),
         };
-        findings.extend(server(&check, &primary, settings, asked).await);
+        findings.extend(server(&check, &primary, settings, wanted).await);
     }
     findings
 }
@@ -60,7 +60,7 @@ async fn server(
     check: &str,
     connection: &KvConnection,
     settings: &[(&str, RedisSettingCheck)],
-    asked: Option<Durability>,
+    wanted: Option<Durability>,
 ) -> Vec<Finding> {
     let setup = match connection.setup().await {
         Ok(setup) => setup,
@@ -75,23 +75,23 @@ async fn server(
             Err(error) => Finding::warn(check, error_chain(&error), "allow CONFIG GET, or look there"),
         });
     }
-    if let Some(asked) = asked {
-        findings.push(durability(format!("{check} durability"), connection, asked).await);
+    if let Some(wanted) = wanted {
+        findings.push(durability(format!("{check} durability"), connection, wanted).await);
     }
     findings
 }
 
 /// Checks that the Redis server gives the durability that storage is asked for.
-async fn durability(check: String, connection: &KvConnection, asked: Durability) -> Finding {
+async fn durability(check: String, connection: &KvConnection, wanted: Durability) -> Finding {
     let setup = match connection.setup().await {
         Ok(setup) => setup,
         Err(error) => return Finding::fail(check, error_chain(&error), UNREACHABLE),
     };
     let replicas =
         labels::count(usize::try_from(setup.replicas).unwrap_or(usize::MAX), "replica", "replicas");
-    match asked.is_satisfied_by(&setup) {
-        Ok(()) => match asked.shortfall(&setup) {
-            None => Finding::ok(check, format!("`{asked}` is given, with {replicas}")),
+    match wanted.is_satisfied_by(&setup) {
+        Ok(()) => match wanted.shortfall(&setup) {
+            None => Finding::ok(check, format!("`{wanted}` is given, with {replicas}")),
             Some(why) => {
                 let (found, advice) = parts(&why, "storage says so when it starts");
                 Finding::warn(check, found, advice)
@@ -182,21 +182,21 @@ pub(super) async fn mycelium(ip: IpAddr, port: u16) -> Finding {
         Ok(bus) => bus,
         Err(why) => return Finding::fail(CHECK, why, advice),
     };
-    let mut standing = bus.status();
+    let mut bus_status = bus.status();
     // A problem reported before the first contact does not count yet.
-    let before = standing.borrow().problem.clone();
-    let told = standing.wait_for(|standing| standing.up || standing.problem != before);
+    let before = bus_status.borrow().problem.clone();
+    let reported = bus_status.wait_for(|bus_status| bus_status.up || bus_status.problem != before);
     // If nothing new is reported in time, show the earlier problem.
-    let _ = tokio::time::timeout(PATIENCE, told).await;
-    let standing = bus.status().borrow().clone();
-    match standing.node.filter(|_| standing.up) {
+    let _ = tokio::time::timeout(PATIENCE, reported).await;
+    let bus_status = bus.status().borrow().clone();
+    match bus_status.node.filter(|_| bus_status.up) {
         Some(node) => {
             let version =
                 if node.version.is_empty() { "of an unknown version".to_owned() } else { node.version };
             let links = labels::count(node.links.iter().filter(|link| link.alive).count(), "link", "links");
             Finding::ok(CHECK, format!("{}: {version}, key {}, {links}", config.url, node.key))
         }
-        None => Finding::fail(CHECK, format!("{}: {}", config.url, standing.problem), advice),
+        None => Finding::fail(CHECK, format!("{}: {}", config.url, bus_status.problem), advice),
     }
 }
 

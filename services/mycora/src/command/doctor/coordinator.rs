@@ -33,10 +33,10 @@ pub(super) async fn look(profile: &Profile) -> Vec<Finding> {
     let mut dates = Vec::new();
     for host in ApiService::ALL.into_iter().filter(|host| !is_away(*host)) {
         let Ok(channel) = profile.channel_to(host) else { continue };
-        let asked = Timestamp::now();
+        let requested = Timestamp::now();
         let health = health::probe(channel, host).await;
         if let Ok(HealthProbeReply { date: Some(date), .. }) = &health {
-            dates.push(ClockSample { asked, answered: Timestamp::now(), date: *date });
+            dates.push(ClockSample { requested, answered: Timestamp::now(), date: *date });
         }
         findings.push(service(host, health.map_err(CliError::from)));
     }
@@ -52,8 +52,8 @@ pub(super) async fn look(profile: &Profile) -> Vec<Finding> {
 async fn intake(profile: &Profile) -> Option<Finding> {
     const CHECK: &str = "intake";
     profile.address_of(ApiService::Supervisor).ok()?;
-    let asked = async { Clients::new(profile)?.intake_problem().await };
-    match asked.await {
+    let problem_request = async { Clients::new(profile)?.intake_problem().await };
+    match problem_request.await {
         Ok(Some(problem)) if problem.is_empty() => Some(Finding::ok(CHECK, "the supervisor takes jobs")),
         Ok(Some(problem)) => {
             let (found, advice) = problem.split_once(": ").unwrap_or((&problem, ""));
@@ -142,7 +142,7 @@ fn service(host: ApiService, health: Result<HealthProbeReply, CliError>) -> Find
 
 /// A server's clock, read between two readings of ours.
 struct ClockSample {
-    asked: Timestamp,
+    requested: Timestamp,
     answered: Timestamp,
     date: Timestamp,
 }
@@ -152,7 +152,7 @@ impl ClockSample {
     fn apart(&self) -> Duration {
         // The date was cut to whole seconds.
         let (earliest, latest) = (self.date, self.date + Duration::from_secs(1));
-        if earliest > self.answered { earliest.since(self.answered) } else { self.asked.since(latest) }
+        if earliest > self.answered { earliest.since(self.answered) } else { self.requested.since(latest) }
     }
 }
 
@@ -175,8 +175,8 @@ fn clock(dates: &[ClockSample]) -> Finding {
 /// Asks the coordinator for which identity it takes us.
 async fn identity_there(profile: &Profile) -> Finding {
     const CHECK: &str = "identity";
-    let asked = async { Ok::<_, CliError>(Clients::new(profile)?.who_am_i().await?) };
-    match asked.await.map_err(|failure| failure.with_certificate(profile.cert.as_deref())) {
+    let identity_request = async { Ok::<_, CliError>(Clients::new(profile)?.who_am_i().await?) };
+    match identity_request.await.map_err(|failure| failure.with_certificate(profile.cert.as_deref())) {
         Err(failure) => Finding::of_failure(CHECK, &failure.to_string()),
         Ok(answer) => {
             let roles = match answer.roles.len() {
@@ -197,9 +197,9 @@ mod tests {
     #[test]
     fn clocks_are_apart_only_as_far_as_is_certain() {
         let at = |secs: u64| Timestamp::from_millis(secs * 1000 + 500);
-        let level = |asked, answered, date: u64| {
+        let level = |requested, answered, date: u64| {
             let date = Timestamp::from_millis(date * 1000);
-            clock(&[ClockSample { asked: at(asked), answered: at(answered), date }]).level
+            clock(&[ClockSample { requested: at(requested), answered: at(answered), date }]).level
         };
         assert_eq!(level(100, 100, 100), FindingLevel::Ok);
         assert_eq!(level(100, 104, 102), FindingLevel::Ok, "somewhere in between");

@@ -67,10 +67,10 @@ fn languages(survey: &MachineCapabilities) -> Vec<Finding> {
 /// Reports the isolation of scripts as `mycora up` shows it.
 fn isolation(survey: &MachineCapabilities) -> Finding {
     const CHECK: &str = "isolation";
-    let standing = &survey.isolation_support;
-    let found = format!("{}, by {}", standing.level, standing.layers.join(", "));
-    let missing: Vec<_> = standing.gaps().into_iter().map(|gap| format!("without {gap}")).collect();
-    match (standing.level, missing.is_empty()) {
+    let support = &survey.isolation_support;
+    let found = format!("{}, by {}", support.level, support.layers.join(", "));
+    let missing: Vec<_> = support.gaps().into_iter().map(|gap| format!("without {gap}")).collect();
+    match (support.level, missing.is_empty()) {
         (_, true) => Finding::ok(CHECK, found),
         (Isolation::Contained, false) => Finding::ok(CHECK, format!("{found}; {}", missing.join("; "))),
         (Isolation::Basic | Isolation::Confined, false) => Finding::warn(

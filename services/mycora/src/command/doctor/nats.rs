@@ -171,13 +171,13 @@ fn aggregates(check: String, state: &StreamState) -> Finding {
 
 /// Warns of a stream that has room for few more consumers; ignores others.
 fn room(stream: &str, state: &StreamState) -> Option<Finding> {
-    let (most, said) = match state.settings.max_consumers {
+    let (most, bound) = match state.settings.max_consumers {
         most @ 1.. => (most, "at most"),
         _ => (CONSUMERS_DEFAULT, "which does not say how many there may be, and newer servers end at"),
     };
     let has = i64::try_from(state.consumers).unwrap_or(i64::MAX);
     (has.saturating_mul(10) >= most.saturating_mul(9)).then(|| {
-        let found = format!("{has} consumers, {said} {most}: lanes beyond that read nothing");
+        let found = format!("{has} consumers, {bound} {most}: lanes beyond that read nothing");
         let advice = format!("give the stream a higher max_consumers, as with `nats stream edit {stream}`");
         Finding::warn(format!("room of {stream}"), found, advice)
     })

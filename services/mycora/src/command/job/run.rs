@@ -232,7 +232,7 @@ mod tests {
         assert!(with(&["--env", "A=${{ results.b.k }}"]).contains("--env A: `results.b.k` refers to `b`"));
         assert!(with(&["--file", "a=nothing.txt"]).contains("--file a: cannot read `nothing.txt`"));
         assert!(!with(&["--file", "a=nothing.txt"]).contains("flow file"));
-        assert!(refused(&["--script", "true"]).contains("Give --type, one of python, shell"));
+        assert!(refused(&["--script", "true"]).contains("is not known; give --type, one of python, shell"));
         assert!(refused(&["nowhere.py"]).starts_with("nowhere.py: cannot be read"));
     }
 

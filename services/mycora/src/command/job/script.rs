@@ -115,9 +115,9 @@ impl ScriptSourceArgs {
         };
         let text = values::text_of(path, SCRIPT_BYTES_MAX, "a script")?;
         let ending = Path::new(path).extension().and_then(|ending| ending.to_str());
-        let told =
+        let ending_type =
             ENDINGS.iter().find(|(known, _)| Some(*known) == ending).map(|(_, script_type)| *script_type);
-        Ok((text, told))
+        Ok((text, ending_type))
     }
 }
 

@@ -194,9 +194,9 @@ mod tests {
         for (node, offset, data) in [("a", 0, "one\ntwo\nth"), ("b", 0, "x\n"), ("a", 11, "ree\nfour\nfi")] {
             last.take(&piece(node, offset, data));
         }
-        let told: Vec<_> =
+        let texts: Vec<_> =
             last.pieces().map(|piece| String::from_utf8_lossy(&piece.data).into_owned()).collect();
-        assert_eq!(told, ["four\nfi", "x\n"]);
+        assert_eq!(texts, ["four\nfi", "x\n"]);
         let mut last = LogTailBuffer::new(2);
         last.take(&piece("a", 0, "one\ntwo\nthree\n"));
         assert_eq!(last.pieces().next().expect("one").data, &b"two\nthree\n"[..]);

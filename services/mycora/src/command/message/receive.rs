@@ -55,7 +55,7 @@ pub(super) async fn run(session: &CliSession, args: &MessageReceiveArgs) -> Resu
         },
         printed: BTreeSet::new(),
         some: false,
-        heard: Instant::now(),
+        last_response: Instant::now(),
         connected: false,
         absence: (!session.global.quiet).then(OutageNotice::default),
     };
@@ -89,7 +89,7 @@ struct MessageReceiveLoop<'a> {
     /// Something was printed.
     some: bool,
     /// When the coordinator last answered.
-    heard: Instant,
+    last_response: Instant,
     /// True once the coordinator has answered at all.
     connected: bool,
     /// `None` if outages are not reported.
@@ -109,7 +109,7 @@ impl MessageReceiveLoop<'_> {
                     let again = matches!(error.retry, RetryAdvice::Again { .. } | RetryAdvice::Reread)
                         || error.view.code == Code::ResourceExhausted;
                     let patience = if self.connected { PATIENCE } else { watch::PATIENCE_FIRST };
-                    if !again || !follow || self.heard.elapsed() >= patience {
+                    if !again || !follow || self.last_response.elapsed() >= patience {
                         return Err(error.into());
                     }
                     let away = self.absence.as_mut().filter(|_| self.connected);
@@ -128,14 +128,14 @@ impl MessageReceiveLoop<'_> {
             Ok(answers) => answers,
             Err(error) => return Ok(Err(error)),
         };
-        (self.heard, self.connected) = (Instant::now(), true);
+        (self.last_response, self.connected) = (Instant::now(), true);
         loop {
             let messages = match answers.next().await {
                 Ok(Some(answer)) => answer.messages,
                 Ok(None) => return Ok(Ok(())),
                 Err(error) => return Ok(Err(error)),
             };
-            self.heard = Instant::now();
+            self.last_response = Instant::now();
             if let Some(line) = self.absence.as_mut().and_then(OutageNotice::on_response) {
                 output::note(line);
             }

@@ -247,14 +247,14 @@ mod tests {
         let text = format!("{key}@grpc://site-b:7705");
         let there: RecipientArg = text.parse().expect("a recipient");
         assert_eq!(there.to_string(), text);
-        for (wrong, said) in [
+        for (wrong, expected) in [
             ("0", "the id of an actor"),
             ("anna", "KEY@ADDRESS"),
             ("ab@grpc://h:1", "64 lower-case hex digits"),
             (&format!("{key}@h:1"), "write mycelium:<64 hex digits>"),
         ] {
             let error = wrong.parse::<RecipientArg>().expect_err(wrong);
-            assert!(error.contains(said), "{wrong}: {error}");
+            assert!(error.contains(expected), "{wrong}: {error}");
         }
     }
 

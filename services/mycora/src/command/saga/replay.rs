@@ -63,7 +63,7 @@ fn position(text: &str) -> Result<ReplayPositionArg, String> {
         Ok(sequence) => Ok(ReplayPositionArg::Sequence(sequence)),
         Err(_) => values::moment(text)
             .map(ReplayPositionArg::Time)
-            .map_err(|told| format!("write a sequence as 4711, or {told}")),
+            .map_err(|advice| format!("write a sequence as 4711, or {advice}")),
     }
 }
 
@@ -142,7 +142,8 @@ mod tests {
         assert!(matches!(position("2h"), Ok(ReplayPositionArg::Time(values::PointInTime::Ago(_)))));
         assert!(matches!(position("2026-11-21"), Ok(ReplayPositionArg::Time(values::PointInTime::At(_)))));
         assert!(
-            position("soon").is_err_and(|told| told.starts_with("write a sequence as 4711, or write a time"))
+            position("soon")
+                .is_err_and(|advice| advice.starts_with("write a sequence as 4711, or write a time"))
         );
     }
 }

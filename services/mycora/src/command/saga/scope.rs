@@ -173,7 +173,7 @@ mod tests {
     fn names_are_checked_before_anybody_is_asked() {
         assert_eq!(tenant(""), Ok(String::new()));
         assert_eq!(tenant("acme"), Ok("acme".to_owned()));
-        assert!(tenant("a.b").is_err_and(|told| told.contains("the tenant is made of")));
+        assert!(tenant("a.b").is_err_and(|advice| advice.contains("the tenant is made of")));
         assert!(saga("a_b").is_err() && saga("").is_err());
         assert!(correlation("").is_err() && correlation(&"x".repeat(257)).is_err());
         assert_eq!(correlation("größe 1"), Ok("größe 1".to_owned()));

@@ -70,8 +70,8 @@ pub(super) async fn start(scope: &SagaCommandScope<'_>, args: SagaStartArgs) -> 
     if watch {
         return watch::until_ended(scope, instance).await;
     }
-    let asked = SagaRequestRef { request_id: id, dry_run: false };
-    let text = || change::text(&answer.change.clone().unwrap_or_default(), asked);
+    let request_ref = SagaRequestRef { request_id: id, dry_run: false };
+    let text = || change::text(&answer.change.clone().unwrap_or_default(), request_ref);
     output::answer(scope.format(), || json::of(&answer), text).map(|()| 0)
 }
 
@@ -87,7 +87,7 @@ pub(super) async fn send(scope: &SagaCommandScope<'_>, args: SagaSendArgs) -> Re
     };
     let id = &request.request_id;
     let answer = scope.clients().send_saga_event(&request).await?;
-    let asked = SagaRequestRef { request_id: id, dry_run: false };
-    let text = || change::text(&answer.change.clone().unwrap_or_default(), asked);
+    let request_ref = SagaRequestRef { request_id: id, dry_run: false };
+    let text = || change::text(&answer.change.clone().unwrap_or_default(), request_ref);
     output::answer(scope.format(), || json::of(&answer), text)
 }

@@ -42,7 +42,7 @@ pub(super) fn alone(args: &SagaValidateArgs, format: OutputFormat) -> Result<u8,
     if let Some(line) = checked.left_out() {
         output::note(&line);
     }
-    tell(format, &checked.answer)
+    print_answer(format, &checked.answer)
 }
 
 /// Has the server check manifests, each by itself; gives the exit code.
@@ -54,7 +54,7 @@ pub(super) async fn remote(scope: &SagaCommandScope<'_>, args: &SagaValidateArgs
         all.problems.extend(answer.problems);
         all.definitions.extend(answer.definitions);
     }
-    tell(scope.format(), &all)
+    print_answer(scope.format(), &all)
 }
 
 /// Reads a manifest as it is sent.
@@ -125,7 +125,7 @@ fn check(files: &[v1::ManifestFile]) -> LocalValidation {
 }
 
 /// Prints what was found; the exit code is 2 when something is wrong.
-fn tell(format: OutputFormat, answer: &v1::ValidateSagaResponse) -> Result<u8, CliError> {
+fn print_answer(format: OutputFormat, answer: &v1::ValidateSagaResponse) -> Result<u8, CliError> {
     let text = problems_text(&answer.problems);
     match (format, answer.problems.is_empty()) {
         (OutputFormat::Table, false) => Err(CliError::Invalid(text.trim_end().to_owned())),
@@ -180,17 +180,17 @@ mod tests {
 
         let misspelled = saga.replacen("effect: payment-reserve", "effect: payment-reserv", 1);
         let wrong = check(&[file("saga.yaml", &misspelled), file("providers.yaml", providers)]);
-        let told = problems_text(&wrong.answer.problems);
-        assert!(told.starts_with("saga.yaml:") && told.contains("did you mean `payment-reserve`?"), "{told}");
+        let text = problems_text(&wrong.answer.problems);
+        assert!(text.starts_with("saga.yaml:") && text.contains("did you mean `payment-reserve`?"), "{text}");
         assert_eq!(wrong.left_out(), None);
     }
 
     #[test]
     fn every_problem_has_its_place() {
         let checked = check(&[file("a.yaml", "kind: Saga\nname: a_b\n"), file("b.yaml", "kind: Sagga\n")]);
-        let told = problems_text(&checked.answer.problems);
-        assert!(told.contains("a.yaml:2:7: ") && told.contains("b.yaml:1:7: there is no kind"), "{told}");
-        let refused = tell(OutputFormat::Table, &checked.answer).expect_err("it is told");
+        let text = problems_text(&checked.answer.problems);
+        assert!(text.contains("a.yaml:2:7: ") && text.contains("b.yaml:1:7: there is no kind"), "{text}");
+        let refused = print_answer(OutputFormat::Table, &checked.answer).expect_err("it is told");
         assert_eq!(refused.exit_code(), 2);
     }
 
@@ -200,10 +200,10 @@ mod tests {
         let misspelled = saga.replacen("effect: payment-reserve", "effect: payment-reserv", 1);
         let wrong = providers.replacen("attempts: 8", "attempts: many", 1);
         let checked = check(&[file("saga.yaml", &misspelled), file("providers.yaml", &wrong)]);
-        let told = problems_text(&checked.answer.problems);
-        assert_eq!(checked.answer.problems.len(), 2, "{told}");
-        assert!(told.starts_with("providers.yaml:") && told.contains("not `many`"), "{told}");
-        assert!(told.contains("\nsaga.yaml:") && told.contains("did you mean `payment-reserve`?"), "{told}");
+        let text = problems_text(&checked.answer.problems);
+        assert_eq!(checked.answer.problems.len(), 2, "{text}");
+        assert!(text.starts_with("providers.yaml:") && text.contains("not `many`"), "{text}");
+        assert!(text.contains("\nsaga.yaml:") && text.contains("did you mean `payment-reserve`?"), "{text}");
         // A file that cannot be read may have any effect.
         let checked = check(&[file("saga.yaml", &misspelled), file("providers.yaml", "kind: [")]);
         assert_eq!(checked.answer.problems.len(), 1, "{}", problems_text(&checked.answer.problems));

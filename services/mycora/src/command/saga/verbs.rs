@@ -109,7 +109,7 @@ pub struct SagaCompleteArgs {
 }
 
 /// Requests a change of an instance with the arguments common to all of them, and shows what followed.
-macro_rules! asked {
+macro_rules! send_verb {
     ($scope:expr, $verb:expr, $call:ident, $request:ident { $($field:ident: $value:expr),* }) => {{
         let (scope, SagaVerbArgs { instance, dry_run, expect_revision, repeat }) = ($scope, $verb);
         let request = v1::$request {
@@ -122,24 +122,24 @@ macro_rules! asked {
             $($field: $value,)*
         };
         let answer = scope.clients().$call(&request).await?;
-        let asked = SagaRequestRef { request_id: &request.request_id, dry_run };
-        let text = || change::text(&answer.change.clone().unwrap_or_default(), asked);
+        let request_ref = SagaRequestRef { request_id: &request.request_id, dry_run };
+        let text = || change::text(&answer.change.clone().unwrap_or_default(), request_ref);
         output::answer(scope.format(), || json::of(&answer), text)
     }};
 }
 
 pub(super) async fn pause(scope: &SagaCommandScope<'_>, verb: SagaVerbArgs) -> Result<(), CliError> {
-    asked!(scope, verb, pause_saga, PauseSagaRequest {})
+    send_verb!(scope, verb, pause_saga, PauseSagaRequest {})
 }
 
 pub(super) async fn resume(scope: &SagaCommandScope<'_>, verb: SagaVerbArgs) -> Result<(), CliError> {
-    asked!(scope, verb, resume_saga, ResumeSagaRequest {})
+    send_verb!(scope, verb, resume_saga, ResumeSagaRequest {})
 }
 
 pub(super) async fn cancel(scope: &SagaCommandScope<'_>, args: SagaCancelArgs) -> Result<u8, CliError> {
     let SagaCancelArgs { verb, reason, watch } = args;
     if !watch {
-        return asked!(scope, verb, cancel_saga, CancelSagaRequest { reason: reason }).map(|()| 0);
+        return send_verb!(scope, verb, cancel_saga, CancelSagaRequest { reason: reason }).map(|()| 0);
     }
     let instance = verb.instance.clone();
     let request = v1::CancelSagaRequest {
@@ -165,24 +165,24 @@ pub(super) async fn kill(scope: &SagaCommandScope<'_>, args: SagaKillArgs) -> Re
             quoted(correlation)
         )));
     }
-    asked!(scope, verb, kill_saga, KillSagaRequest { reason: reason })
+    send_verb!(scope, verb, kill_saga, KillSagaRequest { reason: reason })
 }
 
 pub(super) async fn retry_step(scope: &SagaCommandScope<'_>, verb: SagaVerbArgs) -> Result<(), CliError> {
-    asked!(scope, verb, retry_saga_step, RetrySagaStepRequest {})
+    send_verb!(scope, verb, retry_saga_step, RetrySagaStepRequest {})
 }
 
 pub(super) async fn skip_step(scope: &SagaCommandScope<'_>, args: SagaSkipStepArgs) -> Result<(), CliError> {
     let SagaSkipStepArgs { verb, result } = args;
     let result_json = result.read()?;
-    asked!(scope, verb, skip_saga_step, SkipSagaStepRequest { result_json: result_json })
+    send_verb!(scope, verb, skip_saga_step, SkipSagaStepRequest { result_json: result_json })
 }
 
 pub(super) async fn complete(scope: &SagaCommandScope<'_>, args: SagaCompleteArgs) -> Result<(), CliError> {
     let SagaCompleteArgs { verb, reason } = args;
-    asked!(scope, verb, complete_saga, CompleteSagaRequest { reason: reason })
+    send_verb!(scope, verb, complete_saga, CompleteSagaRequest { reason: reason })
 }
 
 pub(super) async fn migrate(scope: &SagaCommandScope<'_>, verb: SagaVerbArgs) -> Result<(), CliError> {
-    asked!(scope, verb, migrate_saga, MigrateSagaRequest {})
+    send_verb!(scope, verb, migrate_saga, MigrateSagaRequest {})
 }

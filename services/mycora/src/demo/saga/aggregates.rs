@@ -71,8 +71,8 @@ impl FakeAggregateGateway {
     /// When the event cannot be published.
     pub(super) async fn capture(&self, order: &DemoOrder) -> Result<(), CliError> {
         let data = json!({ "order_id": order.id, "amount_cents": order.amount_cents });
-        let told = self.publish("Payment", "PaymentCaptured", &order.id, data).await;
-        told.map_err(|error| failed("an event", &error))
+        let published = self.publish("Payment", "PaymentCaptured", &order.id, data).await;
+        published.map_err(|error| failed("an event", &error))
     }
 
     /// How an order stands.
@@ -150,8 +150,8 @@ impl CommandService for FakeCommandService {
         let receipt = match self.0.take(&command)? {
             None => v1::CommandReceipt::Duplicate,
             Some((kind, payload)) => {
-                let told = self.0.publish("Order", kind, &command.aggregate_id, payload).await;
-                told.map_err(|error| Status::unavailable(error.to_string()))?;
+                let published = self.0.publish("Order", kind, &command.aggregate_id, payload).await;
+                published.map_err(|error| Status::unavailable(error.to_string()))?;
                 v1::CommandReceipt::Accepted
             }
         };

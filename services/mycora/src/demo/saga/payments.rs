@@ -123,8 +123,9 @@ impl FakePaymentServer {
     }
 
     fn reserve(&self, key: &str, body: &[u8]) -> Result<Response<Full<Bytes>>, LostResponse> {
-        let asked: Value = serde_json::from_slice(body).unwrap_or_default();
-        let (Some(reference), Some(cents)) = (asked["reference"].as_str(), asked["amount_cents"].as_u64())
+        let reservation: Value = serde_json::from_slice(body).unwrap_or_default();
+        let (Some(reference), Some(cents)) =
+            (reservation["reference"].as_str(), reservation["amount_cents"].as_u64())
         else {
             return Ok(reply(StatusCode::UNPROCESSABLE_ENTITY, &json!({ "code": "unreadable" })));
         };

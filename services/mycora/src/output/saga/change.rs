@@ -2,7 +2,7 @@
 
 use proto::v1;
 
-use super::{below, fate, instance, or_dash, purpose, told, work};
+use super::{below, fate, instance, or_dash, pairs, purpose, work};
 
 /// A request that was made.
 #[derive(Debug, Clone, Copy)]
@@ -15,7 +15,7 @@ pub struct SagaRequestRef<'a> {
 
 /// Describes what followed, or would follow.
 #[must_use]
-pub fn text(change: &v1::SagaChange, asked: SagaRequestRef<'_>) -> String {
+pub fn text(change: &v1::SagaChange, request: SagaRequestRef<'_>) -> String {
     let v1::SagaChange { saga, fate: _, ignored_reason, commands } = change;
     let mut rows = Vec::new();
     match saga {
@@ -23,13 +23,13 @@ pub fn text(change: &v1::SagaChange, asked: SagaRequestRef<'_>) -> String {
         None => rows.push(("instance", "there is none".to_owned())),
     }
     rows.push(("request", fate(change.fate(), ignored_reason)));
-    if asked.dry_run {
+    if request.dry_run {
         rows.push(("dry run", "nothing was changed: this is what would follow".to_owned()));
     } else {
-        rows.push(("request id", asked.request_id.to_owned()));
+        rows.push(("request id", request.request_id.to_owned()));
     }
     let ordered: Vec<_> = commands.iter().map(row).collect();
-    [told(rows), below(&["ORDERED", "STEP", "BRANCH", "FOR", "WHAT"], &ordered)].concat()
+    [pairs(rows), below(&["ORDERED", "STEP", "BRANCH", "FOR", "WHAT"], &ordered)].concat()
 }
 
 /// A command in one row: its id, where it comes from, and what it orders.

@@ -2,7 +2,7 @@
 
 use proto::v1;
 
-use super::{fate, json_below, moment, or_dash, timeline, told};
+use super::{fate, json_below, moment, or_dash, pairs, timeline};
 use crate::output::{labels, table};
 
 /// A list of dead letters.
@@ -58,7 +58,7 @@ pub fn whole(letter: &v1::SagaDeadLetter) -> String {
         [] => String::new(),
         bytes => format!("\nmessage\n{}\n", table::shown_whole(&String::from_utf8_lossy(bytes))),
     };
-    [told(rows), json_below("payload", payload), message].concat()
+    [pairs(rows), json_below("payload", payload), message].concat()
 }
 
 /// Lists the outcome for letters that were redriven.

@@ -2,7 +2,7 @@
 
 use proto::v1;
 
-use super::{json_below, or_dash, short, told};
+use super::{json_below, or_dash, pairs, short};
 use crate::output::table;
 
 /// A list of definitions.
@@ -69,7 +69,7 @@ pub fn whole(definition: &v1::SagaDefinition, manifest: &str) -> String {
         ("shards", definition.shard_count.to_string()),
         ("migrates", migrates),
     ];
-    [told(rows), json_below("manifest", manifest)].concat()
+    [pairs(rows), json_below("manifest", manifest)].concat()
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use model::Timestamp;
 use proto::v1;
 
-use super::{ago, json_below, moment, or_dash, outcome, state, told, until};
+use super::{ago, json_below, moment, or_dash, outcome, pairs, state, until};
 use crate::output::table;
 
 /// A list of calls.
@@ -57,7 +57,7 @@ pub fn whole(call: &v1::EffectCall, now: Timestamp) -> String {
         ),
         ("ended", moment(call.end_time)),
     ];
-    [told(rows), json_below("input", &call.input_json), json_below("result", &call.result_json)].concat()
+    [pairs(rows), json_below("input", &call.input_json), json_below("result", &call.result_json)].concat()
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use model::Timestamp;
 use proto::v1;
 
-use super::{ago, below, change, json_below, moment, or_dash, purpose, short, status, told, until};
+use super::{ago, below, change, json_below, moment, or_dash, pairs, purpose, short, status, until};
 use crate::output::{labels, table};
 
 /// Returns true when the instance has ended.
@@ -34,8 +34,8 @@ fn stands(saga: &v1::Saga) -> String {
     if !saga.step.is_empty() {
         text.push_str(&format!(" at {}", saga.step));
     }
-    for (is_so, word) in [(saga.paused, ", paused"), (saga.parked, ", parked")] {
-        text.push_str(if is_so { word } else { "" });
+    for (is_so, suffix) in [(saga.paused, ", paused"), (saga.parked, ", parked")] {
+        text.push_str(if is_so { suffix } else { "" });
     }
     text
 }
@@ -58,8 +58,8 @@ pub fn list(sagas: &[v1::Saga], now: Timestamp) -> String {
         .iter()
         .map(|saga| {
             let mut status = status(saga.status()).to_owned();
-            for (is_so, word) in [(saga.paused, ", paused"), (saga.parked, ", parked")] {
-                status.push_str(if is_so { word } else { "" });
+            for (is_so, suffix) in [(saga.paused, ", paused"), (saga.parked, ", parked")] {
+                status.push_str(if is_so { suffix } else { "" });
             }
             vec![
                 saga.saga.clone(),
@@ -130,7 +130,7 @@ pub fn whole(answer: &v1::GetSagaResponse, now: Timestamp) -> String {
         .collect();
     let timers: Vec<_> = answer.timers.iter().map(|timer| own_timer(timer, now)).collect();
     [
-        told(rows),
+        pairs(rows),
         below(&["WAITS FOR", "STEP", "BRANCH", "FOR", "WHAT"], &open),
         below(&["BRANCH", "ENDED", "RESULT"], &ended),
         below(&["TIMER", "RAISES", "DUE", ""], &timers),
@@ -307,10 +307,10 @@ mod tests {
 
     #[test]
     fn words_of_a_shell_are_quoted_where_they_have_to_be() {
-        for (text, word) in
+        for (text, expected) in
             [("order-7", "order-7"), ("a b", "'a b'"), ("it's", "'it'\\''s'"), ("", "''"), ("$(x)", "'$(x)'")]
         {
-            assert_eq!(quoted(text), word);
+            assert_eq!(quoted(text), expected);
         }
     }
 

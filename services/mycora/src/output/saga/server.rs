@@ -2,7 +2,7 @@
 
 use proto::v1;
 
-use super::{below, moment, or_dash, told};
+use super::{below, moment, or_dash, pairs};
 use crate::output::{labels, table};
 
 /// A tenant, as it was paused or resumed.
@@ -17,7 +17,7 @@ pub fn tenant(tenant: &v1::SagaTenant, request_id: &str) -> String {
         ),
         ("request id", request_id.to_owned()),
     ];
-    told(rows)
+    pairs(rows)
 }
 
 /// How far a drain is.
@@ -36,7 +36,7 @@ pub fn drained(answer: &v1::SagaServiceDrainResponse, tenant: &str, request_id: 
         ("given up at", moment(*drain_deadline_time)),
         ("request id", request_id.to_owned()),
     ];
-    told(rows)
+    pairs(rows)
 }
 
 /// Describes what a reload changed, or would change.
@@ -113,16 +113,16 @@ pub fn whole(answer: &v1::GetSagaServerResponse) -> String {
             vec![name.clone(), version.clone(), roles(replica.roles()), moment(replica.last_seen_time)]
         })
         .collect();
-    [told(rows), problems, below(&["REPLICA", "VERSION", "ROLES", "LAST SEEN"], &replicas)].concat()
+    [pairs(rows), problems, below(&["REPLICA", "VERSION", "ROLES", "LAST SEEN"], &replicas)].concat()
 }
 
 fn roles(roles: impl Iterator<Item = v1::SagaServerRole>) -> String {
-    let words = roles.map(|role| match role {
+    let names = roles.map(|role| match role {
         v1::SagaServerRole::Unspecified => "unknown",
         v1::SagaServerRole::Saga => "sagas",
         v1::SagaServerRole::Effect => "effects",
     });
-    or_dash(&words.collect::<Vec<_>>().join(", "))
+    or_dash(&names.collect::<Vec<_>>().join(", "))
 }
 
 #[cfg(test)]

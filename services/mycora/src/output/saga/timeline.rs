@@ -87,7 +87,7 @@ pub(super) fn came(input: &v1::SagaInput) -> String {
             let event =
                 if verb.event_type.is_empty() { String::new() } else { format!(" {}", verb.event_type) };
             let reason = if verb.reason.is_empty() { String::new() } else { format!(": {}", verb.reason) };
-            format!("{}{event}{reason}", word(verb.verb()))
+            format!("{}{event}{reason}", verb_name(verb.verb()))
         }
     }
 }
@@ -104,7 +104,7 @@ pub(super) fn payload(input: &v1::SagaInput) -> &str {
 }
 
 /// A verb, as the command line has it.
-const fn word(verb: v1::SagaVerb) -> &'static str {
+const fn verb_name(verb: v1::SagaVerb) -> &'static str {
     match verb {
         v1::SagaVerb::Unspecified => "a request",
         v1::SagaVerb::Start => "start",

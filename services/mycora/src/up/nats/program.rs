@@ -60,8 +60,8 @@ impl NatsProgram {
 }
 
 /// The version that a program reports, if sagas run with it.
-fn accepted(said: &str) -> Result<BrokerVersion, String> {
-    let version = said.trim().strip_prefix("nats-server: ").and_then(BrokerVersion::parse);
+fn accepted(output: &str) -> Result<BrokerVersion, String> {
+    let version = output.trim().strip_prefix("nats-server: ").and_then(BrokerVersion::parse);
     let version = version.ok_or_else(|| "it does not report its version".to_owned())?;
     if version < BrokerVersion::OLDEST {
         return Err(format!("it is {version}, and {} or newer is needed", BrokerVersion::OLDEST));
@@ -82,16 +82,16 @@ mod tests {
 
     #[test]
     fn only_a_server_that_is_new_enough_is_taken() {
-        let syncs_always = |said: &str| {
-            let version = accepted(said).expect(said);
+        let syncs_always = |output: &str| {
+            let version = accepted(output).expect(output);
             NatsProgram { path: PathBuf::new(), version }.syncs_always()
         };
         assert!(!syncs_always("nats-server: v2.9.10\n"));
         assert!(syncs_always("nats-server: v2.12.0-RC.1\n"));
-        for (said, why) in
+        for (output, why) in
             [("nats-server: v2.8.4", "it is 2.8.4, and 2.9.10"), ("hello", "does not report its version")]
         {
-            let refused = accepted(said).expect_err(said);
+            let refused = accepted(output).expect_err(output);
             assert!(refused.contains(why), "{refused}");
         }
         let dir = tempfile::tempdir().expect("a directory");
@@ -107,8 +107,8 @@ mod tests {
         let paths = std::env::join_paths([other.path(), dir.path()]).expect("a PATH");
         let debians = other.path().join("of-debian");
         assert_eq!(in_path(Some(&paths), &debians).expect("found"), path);
-        let said = in_path(Some(other.path().as_os_str()), &debians).expect_err("there is none").to_string();
-        assert!(said.contains("`apt-get install nats-server` (`mycora up` also takes"), "{said}");
+        let error = in_path(Some(other.path().as_os_str()), &debians).expect_err("there is none").to_string();
+        assert!(error.contains("`apt-get install nats-server` (`mycora up` also takes"), "{error}");
         std::fs::write(&debians, "").expect("written");
         assert_eq!(in_path(None, &debians).expect("found"), debians);
     }

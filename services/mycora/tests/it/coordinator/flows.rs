@@ -56,10 +56,10 @@ impl FlowService for ScriptedServices {
     ) -> Result<Response<v1::SubmitFlowResponse>, Status> {
         let v1::SubmitFlowRequest { request_id, flow: spec, .. } = request.into_inner();
         self.look_for_uploads()?;
-        let calls = self.note(|asked| {
-            asked.signatures = spec.into_iter().flat_map(|flow| flow.nodes).map(signature).collect();
-            asked.request_ids.push(request_id);
-            asked.request_ids.len()
+        let calls = self.note(|recorded| {
+            recorded.signatures = spec.into_iter().flat_map(|flow| flow.nodes).map(signature).collect();
+            recorded.request_ids.push(request_id);
+            recorded.request_ids.len()
         });
         if calls == 1 {
             return Err(Status::unavailable("the answer is lost"));
@@ -160,7 +160,7 @@ impl FlowService for ScriptedServices {
         request: Request<v1::WatchFlowRequest>,
     ) -> Result<Response<Self::WatchFlowStream>, Status> {
         let v1::WatchFlowRequest { flow_id: id, resume_position: position, .. } = request.into_inner();
-        self.note(|asked| asked.resumed_from.push(position.clone()));
+        self.note(|recorded| recorded.resumed_from.push(position.clone()));
         if position == "2" {
             return Ok(Response::new(answers([
                 answer(change(v1::NodeState::Completed, ""), "3"),
@@ -264,7 +264,7 @@ impl FlowService for ScriptedServices {
             (8, false) => return Err(refused(rpc::RpcReason::NothingToRetry, "nothing of flow 8 failed")),
             (10, _) => return Err(refused(rpc::RpcReason::FlowNotEnded, "flow 10 is started")),
             (SIGNED, _) => {
-                self.note(|asked| asked.signatures = request.signatures.clone());
+                self.note(|recorded| recorded.signatures = request.signatures.clone());
                 let mut again = flow(SIGNED, v1::FlowStatus::Error);
                 again.caller_id = 7;
                 let run_again = vec!["b".to_owned()];
@@ -321,7 +321,7 @@ impl FlowService for ScriptedServices {
         self.look_for_uploads()?;
         let job = job.unwrap_or_default();
         let name = job.name.clone();
-        self.note(|asked| asked.signatures = [signature(job)].into());
+        self.note(|recorded| recorded.signatures = [signature(job)].into());
         self.call(&format!("run {name} {wait_secs}"));
         let id = JOBS.iter().find(|(job, _)| *job == name).map_or(5, |(_, id)| *id);
         let flow = Some(flow(id, v1::FlowStatus::Started));

@@ -58,9 +58,9 @@ impl MessageService for ScriptedServices {
     ) -> Result<Response<v1::SendMessageResponse>, Status> {
         let request = request.into_inner();
         let key = if request.to == "9" { FAILS } else { ARRIVES };
-        let times = self.note(|asked| {
-            asked.sent.push(request.clone());
-            asked.sent.iter().filter(|sent| sent.request_id == request.request_id).count()
+        let times = self.note(|recorded| {
+            recorded.sent.push(request.clone());
+            recorded.sent.iter().filter(|sent| sent.request_id == request.request_id).count()
         });
         if times == 1 {
             return Err(Status::unavailable("going away"));

@@ -15,19 +15,19 @@ pub(crate) const DEFINITION: &str = "abababababababababababababababababababababa
 impl ScriptedServices {
     /// Notes a call without its request id, which is another one each time; refuses tenants where there are none.
     fn saga_call(&self, method: &str, request: &impl Debug, tenant: &str) -> Result<usize, Status> {
-        let mut words = format!("{request:?}");
-        if let Some((before, rest)) = words.split_once("request_id: \"") {
+        let mut text = format!("{request:?}");
+        if let Some((before, rest)) = text.split_once("request_id: \"") {
             let (id, after) = rest.split_once("\", ").expect("more fields follow");
             let id = id.to_owned();
-            words = format!("{before}{after}");
-            self.note(|asked| asked.request_ids.push(id));
+            text = format!("{before}{after}");
+            self.note(|recorded| recorded.request_ids.push(id));
         }
         if self.script == CoordinatorScript::NoTenants && !tenant.is_empty() {
             let mut violations = model::Violations::new();
             violations.add("tenant_id", "this server has no tenants: leave it empty");
             return Err(rpc::Error::from(violations.into_result(Some(())).expect_err("one")).into());
         }
-        Ok(self.call(&format!("{method} {words}")))
+        Ok(self.call(&format!("{method} {text}")))
     }
 }
 
@@ -111,7 +111,7 @@ impl ScriptedServices {
 
     /// Breaks off once within a watch of one instance, and ends when the instance has.
     fn watch(&self, request: &v1::WatchSagasRequest) -> Answers<v1::WatchSagasResponse> {
-        self.note(|asked| asked.resumed_from.push(request.resume_position.clone()));
+        self.note(|recorded| recorded.resumed_from.push(request.resume_position.clone()));
         let ended = if request.correlation_id == "o-2" {
             saga(v1::SagaStatus::Compensated, "reserve", 9)
         } else {
@@ -156,15 +156,15 @@ impl ScriptedServices {
 
 macro_rules! scripted {
     (
-        answers { $($method:ident($request:ident) -> $response:ident: |$this:ident, $asked:ident, $times:ident| $answer:expr;)+ }
+        answers { $($method:ident($request:ident) -> $response:ident: |$this:ident, $body:ident, $times:ident| $answer:expr;)+ }
         server { $($of_server:ident($server_request:ident) -> $server_response:ident: $server_answer:expr;)+ }
         streams { $($stream:ident $streaming:ident($stream_request:ident) -> $part:ident: |$watched:ident, $with:ident| $parts:expr;)+ }
     ) => {
         #[tonic::async_trait]
         impl SagaService for ScriptedServices {
             $(async fn $method(&self, request: Request<v1::$request>) -> Answer<Response<v1::$response>> {
-                let ($this, $asked) = (self, request.into_inner());
-                let $times = self.saga_call(stringify!($method), &$asked, &$asked.tenant_id)?;
+                let ($this, $body) = (self, request.into_inner());
+                let $times = self.saga_call(stringify!($method), &$body, &$body.tenant_id)?;
                 let _ = ($this, $times);
                 let answer: Answer<v1::$response> = $answer;
                 answer.map(Response::new)
@@ -188,84 +188,84 @@ macro_rules! scripted {
 
 scripted! {
     answers {
-        validate_saga(ValidateSagaRequest) -> ValidateSagaResponse: |_this, asked, _times| {
-            let file = asked.file.clone().unwrap_or_default().name;
+        validate_saga(ValidateSagaRequest) -> ValidateSagaResponse: |_this, body, _times| {
+            let file = body.file.clone().unwrap_or_default().name;
             let message = "the effect `mail` is not for this tenant".into();
             let problems = vec![v1::ManifestProblem { file, line: 3, column: 7, message }];
             Ok(v1::ValidateSagaResponse { problems, definitions: vec![] })
         };
-        apply_saga(ApplySagaRequest) -> ApplySagaResponse: |_this, _asked, _times| {
+        apply_saga(ApplySagaRequest) -> ApplySagaResponse: |_this, _body, _times| {
             let definition = v1::SagaDefinition { saga: "order".into(), version: 1, ..Default::default() };
             Ok(v1::ApplySagaResponse { definitions: vec![definition] })
         };
-        retire_saga(RetireSagaRequest) -> RetireSagaResponse: |_this, _asked, _times| Ok(Default::default());
-        get_saga_definition(GetSagaDefinitionRequest) -> GetSagaDefinitionResponse: |_this, asked, _times| {
-            let manifest = format!("{{\"kind\": \"Saga\", \"name\": \"{}\"}}", asked.saga);
+        retire_saga(RetireSagaRequest) -> RetireSagaResponse: |_this, _body, _times| Ok(Default::default());
+        get_saga_definition(GetSagaDefinitionRequest) -> GetSagaDefinitionResponse: |_this, body, _times| {
+            let manifest = format!("{{\"kind\": \"Saga\", \"name\": \"{}\"}}", body.saga);
             Ok(v1::GetSagaDefinitionResponse { definition: Some(v1::SagaDefinition::default()), manifest })
         };
-        list_saga_definitions(ListSagaDefinitionsRequest) -> ListSagaDefinitionsResponse: |_this, _asked, _times| Ok(Default::default());
-        start_saga(StartSagaRequest) -> StartSagaResponse: |this, asked, times| this.started(&asked, times);
-        send_saga_event(SendSagaEventRequest) -> SendSagaEventResponse: |_this, _asked, _times| Ok(v1::SendSagaEventResponse { change: change() });
-        pause_saga(PauseSagaRequest) -> PauseSagaResponse: |_this, _asked, _times| Ok(v1::PauseSagaResponse { change: change() });
-        resume_saga(ResumeSagaRequest) -> ResumeSagaResponse: |_this, _asked, _times| {
+        list_saga_definitions(ListSagaDefinitionsRequest) -> ListSagaDefinitionsResponse: |_this, _body, _times| Ok(Default::default());
+        start_saga(StartSagaRequest) -> StartSagaResponse: |this, body, times| this.started(&body, times);
+        send_saga_event(SendSagaEventRequest) -> SendSagaEventResponse: |_this, _body, _times| Ok(v1::SendSagaEventResponse { change: change() });
+        pause_saga(PauseSagaRequest) -> PauseSagaResponse: |_this, _body, _times| Ok(v1::PauseSagaResponse { change: change() });
+        resume_saga(ResumeSagaRequest) -> ResumeSagaResponse: |_this, _body, _times| {
             Err(refused(rpc::RpcReason::SagaNotPaused, "the instance o-1 of order is not paused"))
         };
-        cancel_saga(CancelSagaRequest) -> CancelSagaResponse: |_this, _asked, _times| Ok(v1::CancelSagaResponse { change: change() });
-        kill_saga(KillSagaRequest) -> KillSagaResponse: |_this, _asked, _times| Ok(v1::KillSagaResponse { change: change() });
-        retry_saga_step(RetrySagaStepRequest) -> RetrySagaStepResponse: |_this, _asked, _times| {
+        cancel_saga(CancelSagaRequest) -> CancelSagaResponse: |_this, _body, _times| Ok(v1::CancelSagaResponse { change: change() });
+        kill_saga(KillSagaRequest) -> KillSagaResponse: |_this, _body, _times| Ok(v1::KillSagaResponse { change: change() });
+        retry_saga_step(RetrySagaStepRequest) -> RetrySagaStepResponse: |_this, _body, _times| {
             Err(refused(rpc::RpcReason::SagaParked, "a dead letter stands in front of o-1 of order"))
         };
-        skip_saga_step(SkipSagaStepRequest) -> SkipSagaStepResponse: |_this, _asked, _times| Ok(v1::SkipSagaStepResponse { change: change() });
-        complete_saga(CompleteSagaRequest) -> CompleteSagaResponse: |_this, _asked, _times| Ok(v1::CompleteSagaResponse { change: change() });
-        migrate_saga(MigrateSagaRequest) -> MigrateSagaResponse: |_this, _asked, _times| Ok(v1::MigrateSagaResponse { change: change() });
-        get_saga(GetSagaRequest) -> GetSagaResponse: |this, asked, _times| this.instance(&asked);
-        list_sagas(ListSagasRequest) -> ListSagasResponse: |_this, asked, _times| {
+        skip_saga_step(SkipSagaStepRequest) -> SkipSagaStepResponse: |_this, _body, _times| Ok(v1::SkipSagaStepResponse { change: change() });
+        complete_saga(CompleteSagaRequest) -> CompleteSagaResponse: |_this, _body, _times| Ok(v1::CompleteSagaResponse { change: change() });
+        migrate_saga(MigrateSagaRequest) -> MigrateSagaResponse: |_this, _body, _times| Ok(v1::MigrateSagaResponse { change: change() });
+        get_saga(GetSagaRequest) -> GetSagaResponse: |this, body, _times| this.instance(&body);
+        list_sagas(ListSagasRequest) -> ListSagasResponse: |_this, body, _times| {
             // Pages may be empty and be followed by others.
-            let (sagas, next) = match asked.page_token.as_str() {
+            let (sagas, next) = match body.page_token.as_str() {
                 "" => (vec![], "2"),
                 "2" => (vec![saga(v1::SagaStatus::Running, "ship", 4)], "3"),
                 _ => (vec![saga(v1::SagaStatus::Stuck, "ship", 5)], ""),
             };
             Ok(v1::ListSagasResponse { sagas, next_page_token: next.into() })
         };
-        get_saga_timeline(GetSagaTimelineRequest) -> GetSagaTimelineResponse: |_this, asked, _times| Ok(timeline(&asked));
-        list_saga_timers(ListSagaTimersRequest) -> ListSagaTimersResponse: |_this, _asked, _times| Ok(Default::default());
-        explain_saga(ExplainSagaRequest) -> ExplainSagaResponse: |_this, _asked, _times| {
+        get_saga_timeline(GetSagaTimelineRequest) -> GetSagaTimelineResponse: |_this, body, _times| Ok(timeline(&body));
+        list_saga_timers(ListSagaTimersRequest) -> ListSagaTimersResponse: |_this, _body, _times| Ok(Default::default());
+        explain_saga(ExplainSagaRequest) -> ExplainSagaResponse: |_this, _body, _times| {
             Ok(v1::ExplainSagaResponse { summary: "o-1 waits".into(), ..Default::default() })
         };
-        get_saga_graph(GetSagaGraphRequest) -> GetSagaGraphResponse: |_this, _asked, _times| {
+        get_saga_graph(GetSagaGraphRequest) -> GetSagaGraphResponse: |_this, _body, _times| {
             let node = v1::SagaGraphNode { name: ":start".into(), ..Default::default() };
             Ok(v1::GetSagaGraphResponse { nodes: vec![node], ..Default::default() })
         };
-        get_effect(GetEffectRequest) -> GetEffectResponse: |_this, _asked, _times| Ok(Default::default());
-        list_effects(ListEffectsRequest) -> ListEffectsResponse: |_this, _asked, _times| Ok(Default::default());
-        complete_effect(CompleteEffectRequest) -> CompleteEffectResponse: |_this, _asked, _times| {
+        get_effect(GetEffectRequest) -> GetEffectResponse: |_this, _body, _times| Ok(Default::default());
+        list_effects(ListEffectsRequest) -> ListEffectsResponse: |_this, _body, _times| Ok(Default::default());
+        complete_effect(CompleteEffectRequest) -> CompleteEffectResponse: |_this, _body, _times| {
             let refused = rpc::Error::new(rpc::ErrorKind::PermissionDenied, rpc::RpcReason::TokenRefused, "not its token");
             Err(refused.into())
         };
-        resolve_effect(ResolveEffectRequest) -> ResolveEffectResponse: |_this, _asked, _times| Ok(Default::default());
-        retry_effect(RetryEffectRequest) -> RetryEffectResponse: |_this, _asked, _times| Ok(Default::default());
-        cancel_effect(CancelEffectRequest) -> CancelEffectResponse: |_this, _asked, _times| Ok(Default::default());
-        list_saga_dead_letters(ListSagaDeadLettersRequest) -> ListSagaDeadLettersResponse: |_this, _asked, _times| Ok(Default::default());
-        get_saga_dead_letter(GetSagaDeadLetterRequest) -> GetSagaDeadLetterResponse: |_this, _asked, _times| Ok(Default::default());
-        redrive_saga_dead_letters(RedriveSagaDeadLettersRequest) -> RedriveSagaDeadLettersResponse: |_this, asked, _times| {
-            Ok(v1::RedriveSagaDeadLettersResponse { redrives: asked.keys.iter().map(|key| redrive(key)).collect() })
+        resolve_effect(ResolveEffectRequest) -> ResolveEffectResponse: |_this, _body, _times| Ok(Default::default());
+        retry_effect(RetryEffectRequest) -> RetryEffectResponse: |_this, _body, _times| Ok(Default::default());
+        cancel_effect(CancelEffectRequest) -> CancelEffectResponse: |_this, _body, _times| Ok(Default::default());
+        list_saga_dead_letters(ListSagaDeadLettersRequest) -> ListSagaDeadLettersResponse: |_this, _body, _times| Ok(Default::default());
+        get_saga_dead_letter(GetSagaDeadLetterRequest) -> GetSagaDeadLetterResponse: |_this, _body, _times| Ok(Default::default());
+        redrive_saga_dead_letters(RedriveSagaDeadLettersRequest) -> RedriveSagaDeadLettersResponse: |_this, body, _times| {
+            Ok(v1::RedriveSagaDeadLettersResponse { redrives: body.keys.iter().map(|key| redrive(key)).collect() })
         };
-        purge_saga_dead_letters(PurgeSagaDeadLettersRequest) -> PurgeSagaDeadLettersResponse: |_this, asked, _times| {
-            let letter_count = u32::try_from(asked.keys.len()).unwrap_or(u32::MAX);
+        purge_saga_dead_letters(PurgeSagaDeadLettersRequest) -> PurgeSagaDeadLettersResponse: |_this, body, _times| {
+            let letter_count = u32::try_from(body.keys.len()).unwrap_or(u32::MAX);
             Ok(v1::PurgeSagaDeadLettersResponse { letter_count, held_count: 2 })
         };
-        pause_tenant(PauseTenantRequest) -> PauseTenantResponse: |_this, _asked, _times| Ok(Default::default());
-        resume_tenant(ResumeTenantRequest) -> ResumeTenantResponse: |_this, _asked, _times| Ok(Default::default());
-        list_lanes(ListLanesRequest) -> ListLanesResponse: |_this, _asked, _times| Ok(Default::default());
-        move_lane(MoveLaneRequest) -> MoveLaneResponse: |_this, _asked, _times| Ok(Default::default());
-        drain(SagaServiceDrainRequest) -> SagaServiceDrainResponse: |_this, _asked, _times| Ok(Default::default());
-        reload(SagaServiceReloadRequest) -> SagaServiceReloadResponse: |_this, asked, _times| {
-            if !asked.dry_run && asked.tenant_id == "broken" {
+        pause_tenant(PauseTenantRequest) -> PauseTenantResponse: |_this, _body, _times| Ok(Default::default());
+        resume_tenant(ResumeTenantRequest) -> ResumeTenantResponse: |_this, _body, _times| Ok(Default::default());
+        list_lanes(ListLanesRequest) -> ListLanesResponse: |_this, _body, _times| Ok(Default::default());
+        move_lane(MoveLaneRequest) -> MoveLaneResponse: |_this, _body, _times| Ok(Default::default());
+        drain(SagaServiceDrainRequest) -> SagaServiceDrainResponse: |_this, _body, _times| Ok(Default::default());
+        reload(SagaServiceReloadRequest) -> SagaServiceReloadResponse: |_this, body, _times| {
+            if !body.dry_run && body.tenant_id == "broken" {
                 return Err(refused(rpc::RpcReason::ManifestsRefused, "nothing was changed: a.yaml: cannot be read"));
             }
             let problem = v1::ManifestProblem { file: "a.yaml".into(), message: "cannot be read".into(), ..Default::default() };
-            let problems = if asked.dry_run { vec![problem] } else { vec![] };
+            let problems = if body.dry_run { vec![problem] } else { vec![] };
             Ok(v1::SagaServiceReloadResponse { changes: vec![], problems })
         };
     }
@@ -273,7 +273,7 @@ scripted! {
         get_saga_server(GetSagaServerRequest) -> GetSagaServerResponse: v1::GetSagaServerResponse { replica: "saga-1".into(), ..Default::default() };
     }
     streams {
-        WatchSagasStream watch_sagas(WatchSagasRequest) -> WatchSagasResponse: |this, asked| this.watch(&asked);
-        ReplayLaneStream replay_lane(ReplayLaneRequest) -> ReplayLaneResponse: |_this, asked| Self::replay(&asked);
+        WatchSagasStream watch_sagas(WatchSagasRequest) -> WatchSagasResponse: |this, body| this.watch(&body);
+        ReplayLaneStream replay_lane(ReplayLaneRequest) -> ReplayLaneResponse: |_this, body| Self::replay(&body);
     }
 }

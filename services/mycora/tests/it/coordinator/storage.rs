@@ -78,7 +78,7 @@ impl JobService for ScriptedServices {
             sha256.push_str(&piece.sha256);
         }
         let size = bytes.len() as u64;
-        self.note(|asked| asked.uploaded.push(bytes));
+        self.note(|recorded| recorded.uploaded.push(bytes));
         Ok(Response::new(v1::PutBlobResponse { blob: Some(v1::BlobRef { sha256, size }) }))
     }
 

@@ -40,13 +40,13 @@ pub(super) fn blocks(page: &str) -> Vec<Block> {
 }
 
 /// Returns true when this was printed, but for times, widths of columns, and lines that `…` stands for.
-pub(super) fn is_what_was_printed(said: &str, printed: &str) -> bool {
+pub(super) fn is_what_was_printed(shown: &str, printed: &str) -> bool {
     let shapes = |text: &str| text.trim().lines().map(shape).collect::<Vec<_>>();
-    matches(&shapes(said), &shapes(printed))
+    matches(&shapes(shown), &shapes(printed))
 }
 
-fn matches(said: &[String], printed: &[String]) -> bool {
-    match said {
+fn matches(shown: &[String], printed: &[String]) -> bool {
+    match shown {
         [] => printed.is_empty(),
         [line, rest @ ..] if line == ELLIPSIS => (0..=printed.len()).any(|n| matches(rest, &printed[n..])),
         [line, rest @ ..] => printed.first() == Some(line) && matches(rest, &printed[1..]),
@@ -55,29 +55,29 @@ fn matches(said: &[String], printed: &[String]) -> bool {
 
 /// A line without what differs from run to run.
 fn shape(line: &str) -> String {
-    let mut words: Vec<&str> = Vec::new();
-    for word in line.split_whitespace() {
-        let bare = word.trim_matches(['(', ')', ',', ';']);
+    let mut parts: Vec<&str> = Vec::new();
+    for part in line.split_whitespace() {
+        let bare = part.trim_matches(['(', ')', ',', ';']);
         let is_time = bare.len() >= 8 && bare.chars().all(|c| c.is_ascii_digit() || matches!(c, '-' | ':'));
-        if UNITS.contains(&bare) && words.last().is_some_and(|last| is_number(last)) {
-            words.pop();
+        if UNITS.contains(&bare) && parts.last().is_some_and(|last| is_number(last)) {
+            parts.pop();
             // Longer ones have two numbers. Those that are not known, of a job whose start was told with its end, have none.
-            while matches!(words.last(), Some(&(SOME | "after" | "·"))) {
-                words.pop();
+            while matches!(parts.last(), Some(&(SOME | "after" | "·"))) {
+                parts.pop();
             }
-            words.push(SOME);
-        } else if is_time || word.contains("/mycora-demo-") {
-            words.push(SOME);
+            parts.push(SOME);
+        } else if is_time || part.contains("/mycora-demo-") {
+            parts.push(SOME);
         } else {
-            words.push(word);
+            parts.push(part);
         }
     }
-    words.retain(|word| *word != SOME);
-    words.join(" ")
+    parts.retain(|part| *part != SOME);
+    parts.join(" ")
 }
 
-fn is_number(word: &str) -> bool {
-    word.trim_start_matches('(').parse::<f64>().is_ok()
+fn is_number(part: &str) -> bool {
+    part.trim_start_matches('(').parse::<f64>().is_ok()
 }
 
 #[test]
@@ -90,18 +90,18 @@ fn blocks_are_found_with_their_lines() {
 
 #[test]
 fn only_times_and_what_is_left_out_may_differ() {
-    let said = "job a   completed after 36 ms\n…\ncreated  2026-11-23 05:25:30 UTC\n";
+    let shown = "job a   completed after 36 ms\n…\ncreated  2026-11-23 05:25:30 UTC\n";
     for printed in [
         "job a  completed after 1 min 05 s\nmore\nand more\ncreated  2027-01-01 00:00:00 UTC\n",
         "\njob a  completed\ncreated  2027-01-01 00:00:00 UTC",
     ] {
-        assert!(is_what_was_printed(said, printed), "{printed}");
+        assert!(is_what_was_printed(shown, printed), "{printed}");
     }
     for printed in [
         "job b  completed after 36 ms\ncreated  2026-11-23 05:25:30 UTC",
         "job a  completed after 36 ms\ncreated  2026-11-23 05:25:30 UTC\nmore",
         "job a  completed after 36 ms\ncreated  2026-11-23",
     ] {
-        assert!(!is_what_was_printed(said, printed), "{printed}");
+        assert!(!is_what_was_printed(shown, printed), "{printed}");
     }
 }

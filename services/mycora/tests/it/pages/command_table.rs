@@ -66,8 +66,8 @@ fn typed(line: &str) -> Vec<Vec<String>> {
     let mut all = Vec::new();
     for line in [without, with] {
         let mut found: Vec<Vec<String>> = vec![Vec::new()];
-        for word in line.split_whitespace() {
-            let values: Vec<String> = word.split('|').map(value).collect();
+        for part in line.split_whitespace() {
+            let values: Vec<String> = part.split('|').map(value).collect();
             found = found
                 .iter()
                 .flat_map(|begin| values.iter().map(|value| [begin, std::slice::from_ref(value)].concat()))
@@ -79,12 +79,12 @@ fn typed(line: &str) -> Vec<Vec<String>> {
 }
 
 /// Returns the text typed for a word.
-fn value(word: &str) -> String {
-    let word = word.trim_end_matches("...");
-    let known = VALUES.iter().find(|(name, _)| *name == word);
-    let is_placeholder = word.chars().any(|c| c.is_ascii_uppercase());
-    assert!(known.is_some() || !is_placeholder, "the test has no value for {word}");
-    known.map_or(word, |(_, value)| value).to_owned()
+fn value(part: &str) -> String {
+    let part = part.trim_end_matches("...");
+    let known = VALUES.iter().find(|(name, _)| *name == part);
+    let is_placeholder = part.chars().any(|c| c.is_ascii_uppercase());
+    assert!(known.is_some() || !is_placeholder, "the test has no value for {part}");
+    known.map_or(part, |(_, value)| value).to_owned()
 }
 
 #[test]
@@ -105,7 +105,7 @@ fn every_command_line_of_the_readme_is_understood() {
 #[test]
 fn every_command_stands_in_the_readme() {
     let lines = command_lines();
-    let is_told =
+    let is_in_the_table =
         |whole: &String| lines.iter().any(|line| line == whole || line.starts_with(&format!("{whole} ")));
     let command = cli::command();
     let commands = command.get_subcommands().flat_map(|command| {
@@ -114,6 +114,6 @@ fn every_command_stands_in_the_readme() {
         let below: Vec<_> = below.map(|below| format!("{name} {}", below.get_name())).collect();
         if command.has_subcommands() { below } else { vec![name.to_owned()] }
     });
-    let missing: Vec<String> = commands.filter(|whole| !is_told(whole)).collect();
+    let missing: Vec<String> = commands.filter(|whole| !is_in_the_table(whole)).collect();
     assert!(missing.is_empty(), "not in the README: {}", missing.join(", "));
 }

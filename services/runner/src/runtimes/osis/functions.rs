@@ -64,13 +64,15 @@ impl ScriptFunctions for OsisFunctions {
                 self.with(called, |store| store.index(&collection, &field)).map(|()| Dynamic::UNIT)
             }
             ServedFunction::OsisList => {
-                let asked = ObjectPageRequest::read(&mut args)?;
-                self.ids(self.with(called, |store| store.list(&collection, asked.page()))?)
+                let page_request = ObjectPageRequest::read(&mut args)?;
+                self.ids(self.with(called, |store| store.list(&collection, page_request.page()))?)
             }
             ServedFunction::OsisFind => {
                 let (field, value) = (args.text()?, sought(called, &args.value()?)?);
-                let asked = ObjectPageRequest::read(&mut args)?;
-                self.ids(self.with(called, |store| store.find(&collection, &field, &value, asked.page()))?)
+                let page_request = ObjectPageRequest::read(&mut args)?;
+                self.ids(
+                    self.with(called, |store| store.find(&collection, &field, &value, page_request.page()))?,
+                )
             }
             _ => Err(ScriptFunctionError::Malformed),
         }

@@ -124,9 +124,9 @@ impl<P: CancellationCheck + Clone + 'static> ObjectStore<P> {
         DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(ObjectStoreError::Directory)?;
         let mut connection =
             Connection::open(dir.join("osis.sqlite3")).map_err(ObjectStoreError::Database)?;
-        let asked = patience.clone();
+        let progress_patience = patience.clone();
         connection
-            .progress_handler(STEPS_BETWEEN_LOOKS, Some(move || !asked.lasts()))
+            .progress_handler(STEPS_BETWEEN_LOOKS, Some(move || !progress_patience.lasts()))
             .map_err(ObjectStoreError::Database)?;
         let mut store = Self { connection, bytes_max, patience };
         store.patiently(|connection, bytes_max| {

@@ -58,7 +58,7 @@ struct PythonJobRequest<'a> {
 /// An init that waits for a job, and whose it is.
 struct InterpreterInitLease {
     interpreter: Arc<WarmInterpreter>,
-    seat: InterpreterInit,
+    init: InterpreterInit,
 }
 
 impl WarmPython {
@@ -152,7 +152,7 @@ impl WarmPythonInner {
             tokio::spawn(Arc::clone(self).renew(key.clone(), Arc::clone(&place)));
         }
         match interpreter.acquire_init(job.slot.as_ref()).await {
-            Ok(seat) => Ok(Some(InterpreterInitLease { interpreter, seat })),
+            Ok(init) => Ok(Some(InterpreterInitLease { interpreter, init })),
             Err(error) => {
                 // Whatever it is, the next job does better with another one.
                 self.pool().forget(&key, &place);
@@ -179,20 +179,20 @@ impl WarmPythonInner {
         env: &BTreeMap<String, String>,
         job: &ScriptJob,
     ) -> Result<ScriptEnd, ScriptNotStarted> {
-        let InterpreterInitLease { interpreter, seat } = lease;
+        let InterpreterInitLease { interpreter, init } = lease;
         let failed = |error: io::Error| ScriptNotStarted(broken("the script cannot be started", &error));
-        let StartingScript { child, outputs } = self.begin(&seat, script, env, job).await.map_err(failed)?;
+        let StartingScript { child, outputs } = self.begin(&init, script, env, job).await.map_err(failed)?;
         let cgroups = job.slot.iter().flat_map(|slot| slot.dirs()).cloned().collect();
         let record = self.recipe.launcher.record(job, &child, cgroups).map_err(failed)?;
         let end = wait_for_exit(child, outputs, job).await;
         drop(record);
-        interpreter.release_init(seat);
+        interpreter.release_init(init);
         end
     }
 
     async fn begin(
         &self,
-        seat: &InterpreterInit,
+        init: &InterpreterInit,
         script: &Path,
         env: &BTreeMap<String, String>,
         job: &ScriptJob,
@@ -202,9 +202,9 @@ impl WarmPythonInner {
         };
         let confinement = self.recipe.launcher.isolator().confinement(job, &self.recipe.reads)?;
         let (script, dir) = (text(script)?, text(job.workspace.dir())?);
-        let told = PythonJobRequest { script: &script, dir: &dir, env, limits: &confinement.limits };
+        let request = PythonJobRequest { script: &script, dir: &dir, env, limits: &confinement.limits };
         let files = confinement.files.map(within_the_zygotes);
-        seat.begin(&serde_json::to_vec(&told)?, files.as_ref(), process_wait::outputs(job)?).await
+        init.begin(&serde_json::to_vec(&request)?, files.as_ref(), process_wait::outputs(job)?).await
     }
 }
 

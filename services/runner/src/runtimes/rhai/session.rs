@@ -32,28 +32,28 @@ pub(super) async fn run(
         );
     };
     let limits = &serving.limits;
-    let told = AtomicBool::new(false);
+    let end_requested = AtomicBool::new(false);
     let (receiver, child) = engine.parts();
     let conversing = converse(receiver, &frame, order.language, job, serving);
     let ended = tokio::select! {
         biased;
         ended = conversing => ended,
-        () = end_in_time(child, limits, &told) => Err(io::ErrorKind::Other.into()),
+        () = end_in_time(child, limits, &end_requested) => Err(io::ErrorKind::Other.into()),
     };
-    let is_told = told.load(Ordering::Relaxed);
+    let is_end_requested = end_requested.load(Ordering::Relaxed);
     let end = match ended {
         Ok(EngineScriptEnd::Exited { code, result }) => {
             let end = ScriptEnd::Exited { code, result: check_size(&result).map(|()| result) };
             // A signal that comes late would end the next script.
-            return (end, (!is_told).then_some(engine));
+            return (end, (!is_end_requested).then_some(engine));
         }
-        Ok(ended) => told_end(ended, job, limits),
+        Ok(ended) => reported_end(ended, job, limits),
         Err(error) if error.kind() == io::ErrorKind::InvalidData => {
             tracing::warn!(key = %job.execution.job_key, %error, "an engine does not keep to its protocol");
             ScriptEnd::Broken(runtime_error(&format!("the engine does not keep to its protocol: {error}")))
         }
         Err(_) => match (ended_early(job, limits), engine.fate().await) {
-            (Some(end), _) if is_told => end,
+            (Some(end), _) if is_end_requested => end,
             (_, EngineFailure::OutOfMemory) => ScriptEnd::Broken(out_of_memory(job)),
             (_, fate) => ScriptEnd::Broken(runtime_error(&fate.to_string())),
         },
@@ -63,7 +63,7 @@ pub(super) async fn run(
 }
 
 /// Returns the end of a job whose engine reports an end that is not the script's own.
-fn told_end(ended: EngineScriptEnd, job: &ScriptJob, limits: &ScriptLimits) -> ScriptEnd {
+fn reported_end(ended: EngineScriptEnd, job: &ScriptJob, limits: &ScriptLimits) -> ScriptEnd {
     ScriptEnd::Broken(match ended {
         EngineScriptEnd::Terminated => {
             let early = || ScriptEnd::Broken(runtime_error("the engine was told by somebody else to end"));
@@ -92,12 +92,12 @@ fn out_of_memory(job: &ScriptJob) -> Reason {
 }
 
 /// Tells the script to end when it is due, and kills it when it does not. Never returns.
-async fn end_in_time(child: &SandboxedJob, limits: &ScriptLimits, told: &AtomicBool) {
+async fn end_in_time(child: &SandboxedJob, limits: &ScriptLimits, end_requested: &AtomicBool) {
     tokio::select! {
         () = limits.interrupt().raised() => {}
         () = limits.out_of_time() => {}
     }
-    told.store(true, Ordering::Relaxed);
+    end_requested.store(true, Ordering::Relaxed);
     // One that is gone needs no order.
     let _ = child.send_command(InitCommand::Terminate).await;
     tokio::time::sleep(TERMINATE_GRACE).await;

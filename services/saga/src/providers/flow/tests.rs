@@ -65,13 +65,13 @@ fn flow_files_are_checked_when_they_are_loaded() {
     );
     let nowhere = FlowFiles::read(&effects, Path::new("/nowhere")).expect_err("there is none").to_string();
     assert!(nowhere.starts_with("/nowhere/label.yaml: cannot be read"), "{nowhere}");
-    for (text, said) in [
+    for (text, expected) in [
         ("name: a\njobs:\n  b: { script_type: shell }\n", "label.yaml:3:"),
         ("name: a\njobs:\n  b: { script_type: shell, script: x, depends: [c] }\n", "label.yaml:3:"),
         ("name: a\ncontext: 7\njobs:\n  b: { script_type: shell, script: x }\n", "label.yaml:2:10: "),
     ] {
         let refused = refused(text);
-        assert!(refused.starts_with(said), "{refused}");
+        assert!(refused.starts_with(expected), "{refused}");
     }
     let elsewhere = refused("name: a\ncontext: 7\njobs:\n  b: { script_type: shell, script: x }\n");
     assert!(elsewhere.contains("leave `context` out"), "{elsewhere}");

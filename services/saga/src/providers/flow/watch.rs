@@ -29,7 +29,7 @@ const LOOKS_MAX: usize = 16;
 const PAUSE_AWAY_MAX: Duration = rpc::RECONNECT_MAX;
 const PAUSE_REFUSED_MAX: Duration = Duration::from_secs(10);
 /// Pauses before an end is delivered again to a call that did not take it.
-const TELL_AGAIN: [Duration; 3] =
+const NOTIFY_AGAIN: [Duration; 3] =
     [Duration::from_millis(10), Duration::from_millis(200), Duration::from_secs(2)];
 
 /// Least time between heartbeats to all calls.
@@ -126,7 +126,7 @@ struct ContextWatchShared {
 /// Watch of the flows of one context, which ends on drop.
 pub(super) struct ContextWatch {
     shared: Arc<ContextWatchShared>,
-    standing: watch::Receiver<ContextWatchState>,
+    state: watch::Receiver<ContextWatchState>,
     _stop: DropGuard,
 }
 
@@ -158,20 +158,20 @@ impl FlowSubmissionGuard {
 
 impl ContextWatch {
     /// Begins to watch.
-    pub(super) fn new(client: FlowClient, place: &EffectFlowScope, tell: CallNotifier) -> Self {
+    pub(super) fn new(client: FlowClient, place: &EffectFlowScope, notify: CallNotifier) -> Self {
         let stop = CancellationToken::new();
         let calls = WaitingCalls { tenants: vec![place.tenant.clone()], ..WaitingCalls::default() };
         let shared = Arc::new(ContextWatchShared {
             client,
             context: place.context,
-            notify: tell,
+            notify,
             calls: Mutex::new(calls),
             looks: Semaphore::new(LOOKS_MAX),
             stop: stop.clone(),
         });
-        let (to, standing) = watch::channel(ContextWatchState::Opening);
+        let (to, state) = watch::channel(ContextWatchState::Opening);
         shared.spawn(Arc::clone(&shared).run(to));
-        Self { shared, standing, _stop: stop.drop_guard() }
+        Self { shared, state, _stop: stop.drop_guard() }
     }
 
     /// Waits until the watch stands.
@@ -179,8 +179,8 @@ impl ContextWatch {
     /// # Errors
     /// Reason why it does not.
     pub(super) async fn stands(&self) -> Result<(), String> {
-        let mut standing = self.standing.clone();
-        let settled = standing.wait_for(|standing| !matches!(standing, ContextWatchState::Opening)).await;
+        let mut state = self.state.clone();
+        let settled = state.wait_for(|state| !matches!(state, ContextWatchState::Opening)).await;
         match settled.as_deref() {
             Ok(ContextWatchState::Broken(why)) => Err(format!("flows cannot be watched: {why}")),
             Ok(_) => Ok(()),
@@ -252,17 +252,17 @@ impl ContextWatchShared {
     }
 
     /// Watches for ever.
-    async fn run(self: Arc<Self>, standing: watch::Sender<ContextWatchState>) {
+    async fn run(self: Arc<Self>, state: watch::Sender<ContextWatchState>) {
         let (mut position, mut pause) = (String::new(), FlowCallBackoff::new());
         loop {
-            let Err(trouble) = self.follow(&mut position, &standing, &mut pause).await;
-            let stood = matches!(*standing.borrow(), ContextWatchState::Stands);
+            let Err(trouble) = self.follow(&mut position, &state, &mut pause).await;
+            let stood = matches!(*state.borrow(), ContextWatchState::Stands);
             tracing::info!(context = %self.context, stood, "the watch of flows broke off: {trouble}");
             if stood {
                 // The next watch may stand at once.
-                standing.send_replace(ContextWatchState::Opening);
+                state.send_replace(ContextWatchState::Opening);
             } else {
-                standing.send_replace(ContextWatchState::Broken(trouble.to_string()));
+                state.send_replace(ContextWatchState::Broken(trouble.to_string()));
             }
             if matches!(trouble, EffectFlowError::PositionGone) && !std::mem::take(&mut position).is_empty() {
                 continue;
@@ -275,13 +275,13 @@ impl ContextWatchShared {
     async fn follow(
         self: &Arc<Self>,
         position: &mut String,
-        standing: &watch::Sender<ContextWatchState>,
+        state: &watch::Sender<ContextWatchState>,
         pause: &mut FlowCallBackoff,
     ) -> Result<std::convert::Infallible, EffectFlowError> {
         let mut watched: EffectFlowStream = self.client.watch(&self.place(), PREFIX, position).await?;
         let (mut running, mut in_snapshot) = (HashSet::new(), position.is_empty());
         if !in_snapshot {
-            standing.send_replace(ContextWatchState::Stands);
+            state.send_replace(ContextWatchState::Stands);
         }
         let mut beaten = Instant::now();
         loop {
@@ -308,7 +308,7 @@ impl ContextWatchShared {
                     in_snapshot = false;
                     self.look_at_all(|command, _| !running.contains(command));
                     running = HashSet::new();
-                    standing.send_replace(ContextWatchState::Stands);
+                    state.send_replace(ContextWatchState::Stands);
                 }
                 EffectFlowEvent::Life => {}
             }
@@ -436,7 +436,7 @@ impl ContextWatchShared {
 
     /// Delivers the end to a call. A call that is not open here does not need it: the next owner checks the flow itself.
     async fn hand_over(&self, command: CommandId, answer: ProviderAnswer) {
-        for pause in TELL_AGAIN {
+        for pause in NOTIFY_AGAIN {
             if (self.notify)(command, CallMessage::Answer(answer.clone())) {
                 return;
             }

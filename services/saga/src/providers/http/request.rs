@@ -27,41 +27,44 @@ pub(super) struct HttpRequestRenderer<'a> {
 
 impl HttpRequestRenderer<'_> {
     /// Makes a request, without the key of the call.
-    pub(super) fn ask(&self, request: &HttpRequestTemplate) -> Result<EgressRequest, RequestBuildError> {
+    pub(super) fn render(&self, template: &HttpRequestTemplate) -> Result<EgressRequest, RequestBuildError> {
         let command = Json::text(self.call.command);
         let token = self.call.callback_token.as_ref().map_or(Json::Null, Json::text);
         let scope = VariableScope::new()
             .with("input", &self.call.input)
             .with("command_id", &command)
             .with("callback_token", &token);
-        let path = path(&request.path, &scope)?;
+        let path = path(&template.path, &scope)?;
         let base = self.provider.base.to_string();
         let uri: Result<Uri, _> = format!("{}{path}", base.trim_end_matches('/')).parse();
         let uri =
             uri.map_err(|error| RequestBuildError::Request(format!("the path makes no URL: {error}")))?;
-        let mut ask = EgressRequest::new(method(request.method), uri);
-        self.provider_headers(&mut ask)?;
-        for (name, template) in &request.headers {
+        let mut request = EgressRequest::new(method(template.method), uri);
+        self.provider_headers(&mut request)?;
+        for (name, template) in &template.headers {
             let (name, value) = effect_header(name, template, &scope)?;
-            ask.headers.insert(name, value);
+            request.headers.insert(name, value);
         }
         // An invalid trace context comes from elsewhere and is no reason not to call.
         if let Some(Ok(trace)) = self.call.traceparent.as_ref().map(|trace| HeaderValue::from_str(trace)) {
-            ask.headers.insert(TRACEPARENT, trace);
+            request.headers.insert(TRACEPARENT, trace);
         }
-        if let Some(body) = &request.body {
+        if let Some(body) = &template.body {
             let body = body.value(&scope).map_err(RequestBuildError::Formula)?.to_string();
             if body.len() > BODY_BYTES_MAX {
                 let why = format!("the body has {} bytes, at most {BODY_BYTES_MAX} are sent", body.len());
                 return Err(RequestBuildError::Request(why));
             }
-            ask.body = body.into();
-            ask.headers.entry(header::CONTENT_TYPE).or_insert(HeaderValue::from_static("application/json"));
+            request.body = body.into();
+            request
+                .headers
+                .entry(header::CONTENT_TYPE)
+                .or_insert(HeaderValue::from_static("application/json"));
         }
-        Ok(ask)
+        Ok(request)
     }
 
-    fn provider_headers(&self, ask: &mut EgressRequest) -> Result<(), RequestBuildError> {
+    fn provider_headers(&self, request: &mut EgressRequest) -> Result<(), RequestBuildError> {
         for (name, value) in &self.provider.headers {
             let value = match value {
                 TextOrSecret::Text(text) => HeaderValue::from_str(text).map_err(|_| {
@@ -71,7 +74,7 @@ impl HttpRequestRenderer<'_> {
                 })?,
                 TextOrSecret::Secret(secret) => self.secret_header(secret, |value| value.to_owned())?,
             };
-            ask.headers.insert(name.clone(), value);
+            request.headers.insert(name.clone(), value);
         }
         let authorization = match &self.provider.auth {
             None => return Ok(()),
@@ -82,7 +85,7 @@ impl HttpRequestRenderer<'_> {
                 format!("Basic {}", *encoded)
             })?,
         };
-        ask.headers.insert(header::AUTHORIZATION, authorization);
+        request.headers.insert(header::AUTHORIZATION, authorization);
         Ok(())
     }
 

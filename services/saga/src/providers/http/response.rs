@@ -96,16 +96,16 @@ struct HttpResponseValues {
 }
 
 impl HttpResponseValues {
-    fn new(call: &ProviderCall, heard: &EffectHttpResponse) -> Self {
+    fn new(call: &ProviderCall, response: &EffectHttpResponse) -> Self {
         let mut headers = BTreeMap::new();
-        for name in heard.headers.keys() {
-            let values = heard.headers.get_all(name).iter();
+        for name in response.headers.keys() {
+            let values = response.headers.get_all(name).iter();
             let values: Vec<_> = values.map(|value| String::from_utf8_lossy(value.as_bytes())).collect();
             headers.insert(name.as_str().to_owned(), Json::Text(values.join(", ")));
         }
         Self {
-            status: Json::Int(heard.status.into()),
-            body: heard.body.clone().unwrap_or(Json::Null),
+            status: Json::Int(response.status.into()),
+            body: response.body.clone().unwrap_or(Json::Null),
             headers: Json::Map(headers),
             command: Json::text(call.command),
         }
@@ -143,12 +143,12 @@ fn verdict(
 pub(super) fn answer_to_call(
     call: &ProviderCall,
     http: &HttpCall,
-    heard: &EffectHttpResponse,
+    response: &EffectHttpResponse,
 ) -> ProviderAnswer {
-    let (values, status) = (HttpResponseValues::new(call, heard), heard.status);
+    let (values, status) = (HttpResponseValues::new(call, response), response.status);
     let scope = values.scope(call);
     let judged = verdict(http.success.as_ref(), http.terminal.as_ref(), status, &scope);
-    match (judged, &heard.body) {
+    match (judged, &response.body) {
         (Err(error), Ok(_)) => unknown(status, &error.to_string()),
         // The formulas saw no body, since it could not be read.
         (Err(_), Err(why)) => unknown(status, why),
@@ -159,11 +159,11 @@ pub(super) fn answer_to_call(
         (Ok(_), Err(why)) if (200..300).contains(&status) => unknown(status, why),
         (Ok(HttpResponseClass::Success), Ok(_)) => success(http, &scope, &values.body, status),
         (Ok(HttpResponseClass::Terminal), _) => terminal(http, &scope, &values.body, status),
-        (Ok(HttpResponseClass::Neither), _) => match &heard.lead {
+        (Ok(HttpResponseClass::Neither), _) => match &response.lead {
             RedirectDecision::Elsewhere(refusal) => refusal.clone(),
             RedirectDecision::Nowhere | RedirectDecision::On(_) => ProviderAnswer::Passing {
                 why: format!("the upstream answered {status}"),
-                after: heard.retry_after(),
+                after: response.retry_after(),
             },
         },
     }
@@ -171,15 +171,15 @@ pub(super) fn answer_to_call(
 
 /// Turns the answer to a query into the outcome of the call in question; `None` where it does not show it. A status alone does not fail
 /// the call here, since it may concern the query.
-pub(super) fn answer_to_ask(
+pub(super) fn answer_to_query(
     call: &ProviderCall,
     http: &HttpCall,
     query: &OutcomeQuery,
-    heard: &EffectHttpResponse,
+    response: &EffectHttpResponse,
 ) -> Option<ProviderAnswer> {
-    let (values, status) = (HttpResponseValues::new(call, heard), heard.status);
+    let (values, status) = (HttpResponseValues::new(call, response), response.status);
     let scope = values.scope(call);
-    heard.body.as_ref().ok()?;
+    response.body.as_ref().ok()?;
     if query.absent.is_true(&scope).ok()? {
         return Some(ProviderAnswer::Passing {
             why: format!("the upstream does not know it ({status})"),
@@ -244,11 +244,11 @@ mod tests {
         let mut headers = HeaderMap::new();
         headers.insert(RETRY_AFTER, retry_after.parse().expect("a value"));
         headers.insert(DATE, "Sun, 06 Nov 1994 08:49:37 GMT".parse().expect("a value"));
-        let heard = EffectHttpResponse::whole(
+        let response = EffectHttpResponse::whole(
             RedirectDecision::Nowhere,
             EgressResponse { status, headers, body: Bytes::new() },
         );
-        heard.retry_after().map(|pause| pause.as_secs())
+        response.retry_after().map(|pause| pause.as_secs())
     }
 
     #[test]

@@ -45,7 +45,7 @@ pub(super) struct SourceReplay {
     lane: WorkflowLane,
     targets: Vec<SourceReplayTarget>,
     to: RewindTarget,
-    speaker: OperatorRequest,
+    operator_request: OperatorRequest,
 }
 
 impl SourceReplay {
@@ -59,18 +59,18 @@ impl SourceReplay {
         lane: WorkflowLane,
         source: &str,
         to: RewindTarget,
-        speaker: OperatorRequest,
+        operator_request: OperatorRequest,
     ) -> Result<Self, Status> {
         let targets = targets(api, &lane, source).await?;
         for target in &targets {
             check(api, target, to).await?;
         }
-        Ok(Self { api: Arc::clone(api), lane, targets, to, speaker })
+        Ok(Self { api: Arc::clone(api), lane, targets, to, operator_request })
     }
 
     /// Asks the owner to read them again.
     async fn ask(&self) -> Result<(), Status> {
-        let Self { api, lane, targets, to, speaker } = self;
+        let Self { api, lane, targets, to, operator_request } = self;
         let set_back =
             |target: &SourceReplayTarget| SourceRewindSpec { source: target.source.to_string(), to: *to };
         let sources: Vec<_> = targets.iter().map(set_back).collect();
@@ -81,10 +81,10 @@ impl SourceReplay {
         let whom = (lane, subject_of(lane, &nobody));
         match lane {
             WorkflowLane::Saga { .. } => {
-                api.send_request(speaker, "", whom, SagaLaneRequest::SetBack(sources)).await?
+                api.send_request(operator_request, "", whom, SagaLaneRequest::SetBack(sources)).await?
             }
             WorkflowLane::Effect { .. } => {
-                api.send_request(speaker, "", whom, EffectLaneRequest::SetBack(sources)).await?
+                api.send_request(operator_request, "", whom, EffectLaneRequest::SetBack(sources)).await?
             }
         };
         Ok(())

@@ -47,13 +47,13 @@ async fn broken<T>(world: &mut World, happen: impl FnOnce(&mut NatsServer) -> T)
 async fn assert_alarmed(
     world: &World,
     log: &TestLog,
-    (stream, why, words): (&str, &str, &str),
+    (stream, why, message): (&str, &str, &str),
     times: usize,
 ) {
     world.until_measured(&went_back(stream, why, times as u64)).await;
     let (stream, why) = (format!("stream=\"{stream}\""), format!("why=\"{why}\""));
     let lines =
-        log.lines(&["ERROR", "the stream went back: ", words, &stream, &why, "lane=s:acme:counter:0"]);
+        log.lines(&["ERROR", "the stream went back: ", message, &stream, &why, "lane=s:acme:counter:0"]);
     assert_eq!(lines.len(), times, "{lines:?} {:?}", log.lines(&["ERROR"]));
 }
 
@@ -151,8 +151,8 @@ async fn sequences_that_a_server_uses_again_are_named_and_read() {
         publish(&world, HALF + 6..=LAST).await;
         world.own();
         assert_counted(&world).await;
-        let words = "another message has the sequence of the last one read";
-        assert_alarmed(&world, &log, (STREAM, "other_message", words), 1).await;
+        let message = "another message has the sequence of the last one read";
+        assert_alarmed(&world, &log, (STREAM, "other_message", message), 1).await;
         let of_aggregates = log.lines(&["ERROR", STREAM]);
         assert_eq!(of_aggregates.len(), 1, "{of_aggregates:?}");
     }

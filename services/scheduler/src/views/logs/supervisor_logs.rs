@@ -20,12 +20,12 @@ const AWAY: Duration = Duration::from_secs(30);
 /// Maximum rest of a character that was cut, in bytes.
 const CHARACTER_REST_MAX: u64 = 3;
 /// Minimum length of a read: long enough to reach beyond the character in which it begins.
-const ASKED_MIN: u64 = 8;
+const REQUESTED_MIN: u64 = 8;
 
 /// Reads one flow's output at supervisors, for one reader.
 #[derive(Debug)]
 pub struct SupervisorLogReader {
-    asks: LogReadClient,
+    log_reads: LogReadClient,
     context: ContextId,
     away: HashMap<RunnerId, (Instant, LogRefusal)>,
 }
@@ -42,8 +42,8 @@ pub enum LogSegment {
 impl SupervisorLogReader {
     /// Creates a reader that has read nothing yet.
     #[must_use]
-    pub fn new(asks: LogReadClient, context: ContextId) -> Self {
-        Self { asks, context, away: HashMap::new() }
+    pub fn new(log_reads: LogReadClient, context: ContextId) -> Self {
+        Self { log_reads, context, away: HashMap::new() }
     }
 
     /// Reads the first part of the wanted range, which is not empty. Cancel safe.
@@ -62,7 +62,7 @@ impl SupervisorLogReader {
             return LogSegment::Gap(gap(wanted, refusal.reason(), &refusal.detail));
         }
         let request = request_for(self.context, runner, job_key, wanted);
-        match self.asks.read(request).await {
+        match self.log_reads.read(request).await {
             Ok(piece) => part(&piece, wanted),
             Err(refusal) => {
                 let segment = LogSegment::Gap(gap(wanted, refusal.reason(), &refusal.detail));
@@ -84,7 +84,7 @@ fn request_for(
     wanted: &Range<u64>,
 ) -> LogPieceRequest {
     let offset = wanted.start.saturating_sub(CHARACTER_REST_MAX);
-    let length = (wanted.end + CHARACTER_REST_MAX - offset).clamp(ASKED_MIN, PIECE_BYTES_MAX);
+    let length = (wanted.end + CHARACTER_REST_MAX - offset).clamp(REQUESTED_MIN, PIECE_BYTES_MAX);
     let limit = u32::try_from(length).unwrap_or(u32::MAX);
     LogPieceRequest { context, runner, job_key, offset, limit }
 }
@@ -174,8 +174,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn who_cannot_be_reached_is_left_alone_for_a_while() {
-        let asks = LogReadClient::default();
-        let mut before = SupervisorLogReader::new(asks.clone(), ContextId(1));
+        let log_reads = LogReadClient::default();
+        let mut before = SupervisorLogReader::new(log_reads.clone(), ContextId(1));
         let detail = "no answer came from the supervisor within 10 s";
         let unreachable = LogSegment::Gap(gap(&(0..9), LogGapReason::Unreachable, detail));
         let began = Instant::now();

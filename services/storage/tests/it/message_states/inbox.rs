@@ -26,7 +26,7 @@ pub(super) struct ReceivedMessages;
 async fn flow_ends(case: &MessageCase<'_>, is_full: bool) {
     if is_full {
         let fill = Cmd::new("HSET").arg(&case.stage.keys().inbox_bytes()).arg(EXECUTOR);
-        case.stage.ask(fill.arg(limits::INBOX_BYTES_MAX)).await;
+        case.stage.command(fill.arg(limits::INBOX_BYTES_MAX)).await;
     }
     let mut flow = flow_of_message(&case.stage).await;
     let end = ends(&flow, FlowStatus::Finished);

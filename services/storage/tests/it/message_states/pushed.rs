@@ -41,7 +41,7 @@ impl PushedCase<'_> {
     /// Has it held by a router that is not there, as it was taken.
     async fn hold(&self, jobs: &str) {
         let set = Cmd::new("HSET").arg(&self.case.key()).arg("job").arg(jobs);
-        self.case.stage.ask(set.arg("router").arg(ROUTER)).await;
+        self.case.stage.command(set.arg("router").arg(ROUTER)).await;
         self.case.set_hold("NX", "1", KEY).await;
     }
 
@@ -60,7 +60,7 @@ impl PushedCase<'_> {
             let record = self.case.stage.keys().flow(FlowId(flow.id));
             self.case
                 .stage
-                .ask(Cmd::new("HSET").arg(&record).arg("cancel_requested_time").arg("1.000"))
+                .command(Cmd::new("HSET").arg(&record).arg("cancel_requested_time").arg("1.000"))
                 .await;
             self.flow = Some(flow);
         }
@@ -80,7 +80,7 @@ impl PushedCase<'_> {
     /// The router says which flow it has become.
     async fn becomes(&mut self, flow_id: u32) {
         self.case.connected().await.becomes(KEY, flow_id).await;
-        self.case.said().await;
+        self.case.settlements_done().await;
     }
 
     async fn give_up(&mut self) {
@@ -95,7 +95,10 @@ impl PushedCase<'_> {
 
     /// The router that holds it finds that the context does not take such messages any more.
     async fn is_not_allowed(&mut self) {
-        self.case.stage.ask(Cmd::new("HDEL").arg(&self.case.stage.keys().context()).arg("settings")).await;
+        self.case
+            .stage
+            .command(Cmd::new("HDEL").arg(&self.case.stage.keys().context()).arg("settings"))
+            .await;
         self.case.router = Some(self.case.stage.router(ROUTER).await);
         let (stage, key) = (&self.case.stage, self.case.key());
         let is_settled = || async {

@@ -6,28 +6,28 @@ use model::{BlobHash, FlowInput};
 use proto::internal::v1 as wire;
 use tonic::Code;
 
-use super::{Answer, Call, Expected, Flows, Status, What, Wish};
-use crate::conformance::{Asking, Chances, End};
+use super::{Answer, Call, Expected, Flows, Operation, Status, What};
+use crate::conformance::{Chances, End, Requesting};
 use crate::places::Redis;
 use crate::stage::{CONTEXT, READER, Running, STRANGER, Stage, create, script};
 
 impl Call {
     fn request_hash(&self) -> String {
-        BlobHash::of(format!("{} {:?}", self.flow, self.wish).as_bytes()).to_string()
+        BlobHash::of(format!("{} {:?}", self.flow, self.operation).as_bytes()).to_string()
     }
 }
 
 /// Another body under the same request id.
 fn changed(mut call: Call) -> Call {
-    call.wish = match call.wish {
-        Wish::Create { nodes } => Wish::Create { nodes: nodes + 1 },
+    call.operation = match call.operation {
+        Operation::Create { nodes } => Operation::Create { nodes: nodes + 1 },
         // Another kind of request.
-        Wish::Add => Wish::Start { owner: None },
-        Wish::Start { .. } => Wish::Add,
-        Wish::Cancel { grace_secs } => Wish::Cancel { grace_secs: grace_secs + 1 },
-        Wish::Signal { name } => Wish::Signal { name: name + 1 },
-        Wish::Restart { expected_revision, .. } => Wish::Remove { expected_revision },
-        Wish::Remove { .. } => Wish::Cancel { grace_secs: 0 },
+        Operation::Add => Operation::Start { owner: None },
+        Operation::Start { .. } => Operation::Add,
+        Operation::Cancel { grace_secs } => Operation::Cancel { grace_secs: grace_secs + 1 },
+        Operation::Signal { name } => Operation::Signal { name: name + 1 },
+        Operation::Restart { expected_revision, .. } => Operation::Remove { expected_revision },
+        Operation::Remove { .. } => Operation::Cancel { grace_secs: 0 },
     };
     call
 }
@@ -36,28 +36,30 @@ impl Flows {
     pub(super) fn call(&self, op: &Chances<What>) -> Option<(u32, Call)> {
         let request_id = op.request_id();
         if matches!(op.what, What::Again) {
-            return self.asked.again(op, changed);
+            return self.past_requests.again(op, changed);
         }
         if matches!(op.what, What::Create) {
-            let wish = Wish::Create { nodes: u32::from(op.mask) % 3 + 1 };
-            return Some((op.who, Call { request_id, flow: 0, wish }));
+            let operation = Operation::Create { nodes: u32::from(op.mask) % 3 + 1 };
+            return Some((op.who, Call { request_id, flow: 0, operation }));
         }
         let flow = self.some(op)?;
         let Expected { running, generation, .. } = &self.flows[flow];
         // Any, the last, or another.
         let expected_revision = [0, 0, 0, running.revision, running.revision - 1][usize::from(op.number) % 5];
-        let wish = match op.what {
-            What::Add => Wish::Add,
-            What::Start => Wish::Start { owner: Some(usize::from(op.mask) % 3).filter(|owner| *owner < 2) },
-            What::Cancel => Wish::Cancel { grace_secs: u32::from(op.mask) % 3 },
-            What::Signal => Wish::Signal { name: op.mask % 4 },
-            What::Restart => {
-                Wish::Restart { generation: generation - u32::from(op.mask > 230), expected_revision }
+        let operation = match op.what {
+            What::Add => Operation::Add,
+            What::Start => {
+                Operation::Start { owner: Some(usize::from(op.mask) % 3).filter(|owner| *owner < 2) }
             }
-            What::Remove => Wish::Remove { expected_revision },
+            What::Cancel => Operation::Cancel { grace_secs: u32::from(op.mask) % 3 },
+            What::Signal => Operation::Signal { name: op.mask % 4 },
+            What::Restart => {
+                Operation::Restart { generation: generation - u32::from(op.mask > 230), expected_revision }
+            }
+            What::Remove => Operation::Remove { expected_revision },
             What::Create | What::Again | What::Take | What::Commit | What::CommitAgain => return None,
         };
-        Some((op.who, Call { request_id, flow, wish }))
+        Some((op.who, Call { request_id, flow, operation }))
     }
 
     /// Expected outcome of a call that was not made before, for a flow that is there.
@@ -66,22 +68,24 @@ impl Flows {
         let flow = &self.flows[call.flow];
         let is_stale = |expected: u64| expected != 0 && expected != flow.running.revision;
         const STALE: End = End::Refused(Code::Aborted, "REVISION_MISMATCH");
-        match call.wish {
-            Wish::Create { .. } | Wish::Cancel { .. } | Wish::Signal { .. } => End::Made,
-            Wish::Add if flow.status == Status::Created => End::Made,
-            Wish::Start { owner } if flow.is_started_by(owner.map(|owner| &self.owners[owner])) => End::Made,
-            Wish::Start { .. } if flow.status == Status::Created && !flow.has_nodes => {
+        match call.operation {
+            Operation::Create { .. } | Operation::Cancel { .. } | Operation::Signal { .. } => End::Made,
+            Operation::Add if flow.status == Status::Created => End::Made,
+            Operation::Start { owner } if flow.is_started_by(owner.map(|owner| &self.owners[owner])) => {
+                End::Made
+            }
+            Operation::Start { .. } if flow.status == Status::Created && !flow.has_nodes => {
                 refused("NODES_MISSING")
             }
-            Wish::Start { .. } if flow.status == Status::Created => End::Made,
-            Wish::Add | Wish::Start { .. } => refused("FLOW_NOT_CREATED"),
-            Wish::Restart { expected_revision, .. } if is_stale(expected_revision) => STALE,
-            Wish::Restart { .. } if flow.status != Status::Finished => refused("FLOW_NOT_ENDED"),
-            Wish::Restart { generation, .. } if generation != flow.generation => STALE,
-            Wish::Restart { .. } => End::Made,
-            Wish::Remove { expected_revision } if is_stale(expected_revision) => STALE,
-            Wish::Remove { .. } if flow.status == Status::Finished || flow.is_given_up() => End::Made,
-            Wish::Remove { .. } => refused("FLOW_NOT_ENDED"),
+            Operation::Start { .. } if flow.status == Status::Created => End::Made,
+            Operation::Add | Operation::Start { .. } => refused("FLOW_NOT_CREATED"),
+            Operation::Restart { expected_revision, .. } if is_stale(expected_revision) => STALE,
+            Operation::Restart { .. } if flow.status != Status::Finished => refused("FLOW_NOT_ENDED"),
+            Operation::Restart { generation, .. } if generation != flow.generation => STALE,
+            Operation::Restart { .. } => End::Made,
+            Operation::Remove { expected_revision } if is_stale(expected_revision) => STALE,
+            Operation::Remove { .. } if flow.status == Status::Finished || flow.is_given_up() => End::Made,
+            Operation::Remove { .. } => refused("FLOW_NOT_ENDED"),
         }
     }
 
@@ -102,7 +106,7 @@ impl Flows {
             },
             status: Status::Created,
             has_nodes: false,
-            cancel_wished: None,
+            requested_grace_secs: None,
             signals: BTreeSet::new(),
             inputs: 0,
             active: false,
@@ -143,7 +147,7 @@ impl Flows {
         expected.running.last_commit.clone_from(&record.last_commit);
         expected.status = Status::Started;
         expected.active = true;
-        expected.cancel_wished = None;
+        expected.requested_grace_secs = None;
     }
 
     /// Performs a call that begins a generation of a flow.
@@ -156,7 +160,7 @@ impl Flows {
         let (request_id, request_hash) = (call.request_id.clone(), call.request_hash());
         let Expected { running, signals, .. } = &self.flows[call.flow];
         let (flow_id, flow_uid) = (running.id, running.uid.clone());
-        if let Wish::Restart { generation, expected_revision } = call.wish {
+        if let Operation::Restart { generation, expected_revision } = call.operation {
             let ask = wire::RestartFlowRequest {
                 context_id: CONTEXT,
                 flow_id,
@@ -172,7 +176,7 @@ impl Flows {
             let done = stage.flows().restart_flow(ask).await?.into_inner();
             return Ok(Answer::Restarted(Box::new(done.flow.unwrap()), done.restarted));
         }
-        let Wish::Start { owner } = call.wish else { panic!("{call:?} begins nothing") };
+        let Operation::Start { owner } = call.operation else { panic!("{call:?} begins nothing") };
         let ask = wire::StartFlowRequest {
             context_id: CONTEXT,
             flow_id,
@@ -189,26 +193,28 @@ impl Flows {
     }
 }
 
-impl Asking for Flows {
+impl Requesting for Flows {
     type Call = Call;
     type Answer = Answer;
 
     fn expect(&self, who: u32, call: &Call) -> End {
-        let before = self.asked.before(who, &call.request_id, call);
-        let told = self.told.get(&(who, call.request_id.clone()));
+        let before = self.past_requests.before(who, &call.request_id, call);
+        let result = self.results.get(&(who, call.request_id.clone()));
         let is_gone = |flow: usize| self.flows[flow].status == Status::Gone;
-        match (&call.wish, before) {
+        match (&call.operation, before) {
             _ if who == STRANGER => End::UNSEEN,
-            (Wish::Create { .. }, _) if who == READER => End::DENIED,
-            (Wish::Create { .. }, Some(End::MadeBefore)) if told.is_some_and(|told| is_gone(told.0)) => {
+            (Operation::Create { .. }, _) if who == READER => End::DENIED,
+            (Operation::Create { .. }, Some(End::MadeBefore))
+                if result.is_some_and(|result| is_gone(result.0)) =>
+            {
                 End::UNSEEN
             }
-            (Wish::Create { .. }, before) => before.unwrap_or(End::Made),
+            (Operation::Create { .. }, before) => before.unwrap_or(End::Made),
             // The same removal is confirmed again.
-            (Wish::Remove { .. }, Some(before)) => before,
+            (Operation::Remove { .. }, Some(before)) => before,
             _ if is_gone(call.flow) => End::UNSEEN,
             _ if who == READER => End::DENIED,
-            (Wish::Start { .. }, Some(End::MadeBefore)) => match self.end_of(call) {
+            (Operation::Start { .. }, Some(End::MadeBefore)) => match self.end_of(call) {
                 End::Made => End::MadeBefore,
                 // It is answered by those who look for the request first.
                 no => no,
@@ -226,8 +232,8 @@ impl Asking for Flows {
     ) -> Result<Answer, tonic::Status> {
         let (mut flows, context_id, on_behalf_of) = (stage.flows(), CONTEXT, who);
         let (request_id, request_hash) = (call.request_id.clone(), call.request_hash());
-        let running = match &call.wish {
-            Wish::Create { nodes } => {
+        let running = match &call.operation {
+            Operation::Create { nodes } => {
                 let ask =
                     wire::CreateFlowRequest { request_id, request_hash, on_behalf_of, ..create(*nodes) };
                 let made = flows.create_flow(ask).await?.into_inner();
@@ -237,15 +243,15 @@ impl Asking for Flows {
         };
         let flow_id = running.id;
         let push = |input: FlowInput| running.push(&input);
-        let push = match &call.wish {
-            Wish::Add => {
+        let push = match &call.operation {
+            Operation::Add => {
                 let add = running.add_nodes(&script("true"));
                 let request_ends = true;
                 let ask =
                     wire::AddNodesRequest { request_id, request_hash, request_ends, on_behalf_of, ..add };
                 return flows.add_nodes(ask).await.map(|_| Answer::Nothing);
             }
-            Wish::Remove { expected_revision } => {
+            Operation::Remove { expected_revision } => {
                 let expected_revision = *expected_revision;
                 let ask = wire::RemoveFlowRequest {
                     context_id,
@@ -257,11 +263,13 @@ impl Asking for Flows {
                 };
                 return flows.remove_flow(ask).await.map(|_| Answer::Nothing);
             }
-            Wish::Create { .. } | Wish::Start { .. } | Wish::Restart { .. } => {
+            Operation::Create { .. } | Operation::Start { .. } | Operation::Restart { .. } => {
                 return self.perform_run(stage, who, call).await;
             }
-            Wish::Cancel { grace_secs } => push(FlowInput::Cancel { grace_secs: *grace_secs }),
-            Wish::Signal { name } => push(FlowInput::Signal { name: format!("s{name}").parse().unwrap() }),
+            Operation::Cancel { grace_secs } => push(FlowInput::Cancel { grace_secs: *grace_secs }),
+            Operation::Signal { name } => {
+                push(FlowInput::Signal { name: format!("s{name}").parse().unwrap() })
+            }
         };
         let ask = wire::PushInputRequest { request_id, request_hash, on_behalf_of, ..push };
         let pushed = flows.push_input(ask).await?.into_inner();
@@ -271,56 +279,56 @@ impl Asking for Flows {
     fn take(&mut self, who: u32, call: &Call, answer: &Answer) {
         let (mut flow, mut is_change) = (call.flow, true);
         let mut unchanged = false;
-        match (&call.wish, answer) {
-            (Wish::Create { nodes }, Answer::Flow(record, first_job)) => {
+        match (&call.operation, answer) {
+            (Operation::Create { nodes }, Answer::Flow(record, first_job)) => {
                 self.take_created(&record.context_uid, *nodes, record, *first_job);
                 flow = self.flows.len() - 1;
             }
-            (Wish::Add, _) => {
+            (Operation::Add, _) => {
                 is_change = !self.flows[flow].has_nodes;
                 self.flows[flow].has_nodes = true;
             }
-            (Wish::Start { owner }, Answer::Flow(record, _)) => {
+            (Operation::Start { owner }, Answer::Flow(record, _)) => {
                 is_change = self.take_start(flow, *owner, record);
             }
-            (Wish::Cancel { grace_secs }, _) => {
+            (Operation::Cancel { grace_secs }, _) => {
                 let expected = &mut self.flows[flow];
-                is_change = expected.is_news(*grace_secs);
+                is_change = expected.is_new_cancel(*grace_secs);
                 unchanged = !is_change;
                 if is_change {
-                    expected.cancel_wished = Some(*grace_secs);
+                    expected.requested_grace_secs = Some(*grace_secs);
                     expected.pushed();
                 }
             }
-            (Wish::Signal { name }, _) => {
+            (Operation::Signal { name }, _) => {
                 // Only what stands beside the flow changes.
                 (is_change, unchanged) = (false, !self.flows[flow].signals.insert(*name));
                 if !unchanged {
                     self.flows[flow].pushed();
                 }
             }
-            (Wish::Restart { .. }, Answer::Restarted(record, _)) => self.take_restart(flow, record),
-            (Wish::Remove { .. }, _) => {
+            (Operation::Restart { .. }, Answer::Restarted(record, _)) => self.take_restart(flow, record),
+            (Operation::Remove { .. }, _) => {
                 let expected = &mut self.flows[flow];
                 (expected.status, expected.inputs, expected.active) = (Status::Gone, 0, false);
             }
-            (wish, answer) => panic!("{answer:?} to {wish:?}"),
+            (operation, answer) => panic!("{answer:?} to {operation:?}"),
         }
         if is_change {
             self.raise(flow);
         }
         if !call.request_id.is_empty() {
-            self.told.insert((who, call.request_id.clone()), (flow, unchanged));
+            self.results.insert((who, call.request_id.clone()), (flow, unchanged));
         }
-        self.asked.remember(who, &call.request_id, call);
+        self.past_requests.remember(who, &call.request_id, call);
     }
 
     fn check_answer(&self, who: u32, call: &Call, answer: &Answer, end: End) {
-        let told = self.told.get(&(who, call.request_id.clone()));
-        let made = told.filter(|_| matches!(call.wish, Wish::Create { .. }));
-        let flow = match (&call.wish, made) {
+        let result = self.results.get(&(who, call.request_id.clone()));
+        let made = result.filter(|_| matches!(call.operation, Operation::Create { .. }));
+        let flow = match (&call.operation, made) {
             (_, Some((flow, _))) => *flow,
-            (Wish::Create { .. }, None) => self.flows.len() - 1,
+            (Operation::Create { .. }, None) => self.flows.len() - 1,
             _ => call.flow,
         };
         match answer {
@@ -328,7 +336,7 @@ impl Asking for Flows {
             Answer::Flow(record, _) => self.flows[flow].check(record),
             Answer::Pushed(record, unchanged) => {
                 self.flows[flow].check(record);
-                assert!(told.is_none_or(|told| told.1 == *unchanged), "{who} asks {call:?}");
+                assert!(result.is_none_or(|result| result.1 == *unchanged), "{who} asks {call:?}");
             }
             Answer::Restarted(record, restarted) => {
                 self.flows[flow].check(record);

@@ -26,7 +26,7 @@ impl Context {
 impl Contexts {
     /// Expected outcome of a call.
     pub(super) fn end_of(&self, who: u32, call: &Call) -> End {
-        let before = |request_id: &str| self.asked.before(who, request_id, call);
+        let before = |request_id: &str| self.past_requests.before(who, request_id, call);
         // Others learn not even that it exists.
         let may_change = |id: u32| who == BOOTSTRAP || who == id;
         let stale = |expected: u64, revision: u64| expected != 0 && expected != revision;
@@ -127,7 +127,7 @@ impl Contexts {
         if let Some(no) = context.refuses(who) {
             return no;
         }
-        if let Some(end) = context.asked.before(who, &request.request_id, call) {
+        if let Some(end) = context.past_requests.before(who, &request.request_id, call) {
             return end;
         }
         let v1::UpdateContextRequest { expected_revision, admins, executors, readers, .. } = request;

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::{Actor, Answer, BOOTSTRAP, Call, Context, Contexts};
-use crate::conformance::Asked;
+use crate::conformance::PastRequests;
 
 impl Call {
     fn request_id(&self) -> &str {
@@ -30,7 +30,7 @@ impl Contexts {
             self.said.push((who, call.clone()));
             // A context remembers itself what changes it.
             if !matches!(call, Call::Update(_)) {
-                self.asked.remember(who, call.request_id(), call);
+                self.past_requests.remember(who, call.request_id(), call);
             }
         }
     }
@@ -87,8 +87,8 @@ impl Contexts {
                     .map(|ids| ids.iter().copied().collect::<BTreeSet<u32>>());
                 let creator = Some(who).filter(|who| *who != BOOTSTRAP);
                 lists[0].extend(creator);
-                let (uid, asked) = (context.uid.clone(), Asked::default());
-                let new = Context { uid, lists, revision: 1, creator, asked };
+                let (uid, past_requests) = (context.uid.clone(), PastRequests::default());
+                let new = Context { uid, lists, revision: 1, creator, past_requests };
                 assert!(self.contexts.insert(context.id, new).is_none(), "no number is given twice");
                 self.made.insert((who, request.request_id.clone()), context.uid.clone());
             }
@@ -101,7 +101,7 @@ impl Contexts {
                         *list = new.ids.iter().copied().collect();
                     }
                 }
-                context.asked.remember(who, &request.request_id, call);
+                context.past_requests.remember(who, &request.request_id, call);
             }
             Call::Delete(request) => {
                 self.revision += 1;

@@ -23,14 +23,14 @@ pub(super) fn place(endpoint: &str) -> &str {
 /// Checks which nodes answer, whether they serve all slots, and which primary has no replica.
 pub(super) async fn cluster(endpoint: &KvEndpoint) -> Vec<Finding> {
     const CHECK: &str = "redis cluster";
-    let (mut findings, mut told) = (Vec::new(), None);
+    let (mut findings, mut cluster_answer) = (Vec::new(), None);
     for node in endpoint.servers() {
         let shown = node.to_string();
         let connection = Kv::new(node).default_database();
         let ask = |what| connection.cmd(Cmd::new("CLUSTER").arg(what));
         let answer = async { Ok::<_, kv::Error>((ask("INFO").await?.text()?, ask("NODES").await?.text()?)) };
         match answer.await {
-            Ok(answer) => told = told.or(Some(answer)),
+            Ok(answer) => cluster_answer = cluster_answer.or(Some(answer)),
             Err(error @ kv::Error::Refused { .. }) => {
                 let advice = "is it a node of a cluster? One server is named as redis://host:port";
                 return vec![Finding::fail(CHECK, error_chain(&error), advice)];
@@ -41,7 +41,7 @@ pub(super) async fn cluster(endpoint: &KvEndpoint) -> Vec<Finding> {
             }
         }
     }
-    match told {
+    match cluster_answer {
         None => vec![Finding::fail(CHECK, format!("no node of {endpoint} answers"), UNREACHABLE)],
         Some((info, nodes)) => {
             findings.insert(0, slots(&info));
@@ -84,11 +84,11 @@ impl<'a> RedisClusterNode<'a> {
     }
 
     fn read(line: &'a str) -> Option<Self> {
-        let mut words = line.split_whitespace();
-        let (id, place, flags, follows) = (words.next()?, words.next()?, words.next()?, words.next()?);
+        let mut fields = line.split_whitespace();
+        let (id, place, flags, follows) = (fields.next()?, fields.next()?, fields.next()?, fields.next()?);
         let place = place.split('@').next().unwrap_or(place);
         // Two times, an epoch and the state of the link, and then slots.
-        let serves = words.nth(4).is_some();
+        let serves = fields.nth(4).is_some();
         Some(Self { id, place, flags: flags.split(',').collect(), follows, serves })
     }
 
@@ -126,21 +126,21 @@ fn members(nodes: &[RedisClusterNode<'_>]) -> Vec<Finding> {
 
 /// Which Sentinels answer, and whether they agree.
 pub(super) async fn sentinels(endpoint: &KvEndpoint, master: &str) -> Vec<Finding> {
-    let (mut findings, mut told) = (Vec::new(), Vec::new());
+    let (mut findings, mut addresses) = (Vec::new(), Vec::new());
     for sentinel in endpoint.servers() {
         let shown = sentinel.to_string();
         let check = format!("sentinel {}", place(&shown));
         let connection = Kv::new(sentinel).default_database();
-        let asked = async {
+        let view_of_master = async {
             let pairs = connection.cmd(Cmd::new("SENTINEL").arg("MASTER").arg(master)).await?.pairs()?;
             let text = |(name, value): (String, kv::Value)| Ok((name, value.text()?));
             pairs.into_iter().map(text).collect::<kv::Result<BTreeMap<_, _>>>()
         };
-        match asked.await {
+        match view_of_master.await {
             Ok(pairs) => {
                 let view = SentinelReport::of(&pairs);
                 findings.push(view.judged(check));
-                told.push(view.place);
+                addresses.push(view.place);
             }
             Err(error @ kv::Error::Refused { .. }) => {
                 let advice = "is the master's name right? `SENTINEL MASTERS` lists those that it knows";
@@ -149,9 +149,9 @@ pub(super) async fn sentinels(endpoint: &KvEndpoint, master: &str) -> Vec<Findin
             Err(error) => findings.push(Finding::warn(check, error_chain(&error), "start it")),
         }
     }
-    told.sort_unstable();
-    told.dedup();
-    findings.push(match told.as_slice() {
+    addresses.sort_unstable();
+    addresses.dedup();
+    findings.push(match addresses.as_slice() {
         [] => Finding::fail("redis master", format!("no Sentinel of {endpoint} tells it"), UNREACHABLE),
         [one] => Finding::ok("redis master", format!("`{master}` is {one}")),
         many => Finding::warn(
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_that_nobody_serves_are_told() {
+    fn slots_without_a_server_are_told() {
         let info =
             "cluster_state:ok\r\ncluster_slots_ok:16384\r\ncluster_size:3\r\ncluster_known_nodes:6\r\n";
         let well = slots(info);
@@ -238,9 +238,9 @@ mod tests {
                     cc 10.0.0.3:1@2 slave aa 0 0 1 connected\n\
                     dd 10.0.0.4:1@2 slave,fail bb 0 0 2 disconnected\n";
         let findings = members(&RedisClusterNode::all(text));
-        let told: Vec<_> = findings.iter().map(|one| (one.check.as_str(), one.found.as_str())).collect();
+        let shown: Vec<_> = findings.iter().map(|one| (one.check.as_str(), one.found.as_str())).collect();
         assert_eq!(
-            told,
+            shown,
             [
                 ("redis 10.0.0.4:1", "the other nodes say: fail,slave"),
                 ("redis replicas", "1 replica, and none of 10.0.0.2:1")

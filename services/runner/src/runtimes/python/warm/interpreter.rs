@@ -134,7 +134,7 @@ impl WarmInterpreter {
     /// An init in `slot`, which has just been forked unless one is free.
     pub(super) async fn acquire_init(&self, slot: Option<&Arc<CgroupSlot>>) -> io::Result<InterpreterInit> {
         let wanted = slot.map(Arc::downgrade);
-        let same = |seat: &InterpreterInit| match (&seat.slot, &wanted) {
+        let same = |init: &InterpreterInit| match (&init.slot, &wanted) {
             (Some(one), Some(other)) => one.ptr_eq(other),
             (None, None) => true,
             _ => false,
@@ -144,7 +144,7 @@ impl WarmInterpreter {
             free.iter().position(same).map(|position| free.swap_remove(position))
         };
         match free.filter(InterpreterInit::lives) {
-            Some(seat) => Ok(seat),
+            Some(init) => Ok(init),
             None => self.fork(slot).await,
         }
     }
@@ -163,21 +163,21 @@ impl WarmInterpreter {
         if processes::observe(pid)?.parent != self.zygote {
             return Err(io::Error::other(format!("process {pid} is no fork of the interpreter")));
         }
-        let seat = InterpreterInit { line, pid, handle, slot: slot.map(Arc::downgrade) };
+        let init = InterpreterInit { line, pid, handle, slot: slot.map(Arc::downgrade) };
         if let Some(slot) = slot.map(Arc::clone) {
             // The kernel may take some milliseconds for that.
             tokio::task::spawn_blocking(move || slot.add_process(pid)).await??;
         }
-        Ok(seat)
+        Ok(init)
     }
 
     /// Takes an init back whose job is over.
-    pub(super) fn release_init(&self, seat: InterpreterInit) {
+    pub(super) fn release_init(&self, init: InterpreterInit) {
         // It says so before the job is over. One that did not ends with its line.
-        if matches!(seat.line.try_receive(), Ok(InterpreterMessage::Free { .. })) {
-            self.free().push(seat);
+        if matches!(init.line.try_receive(), Ok(InterpreterMessage::Free { .. })) {
+            self.free().push(init);
         } else {
-            seat.kill();
+            init.kill();
             // What its job had started is below nobody else but the launcher, and ends with that.
             self.gone.store(true, Ordering::Relaxed);
         }
@@ -260,6 +260,6 @@ fn identity(dir: &Path) -> io::Result<(u64, u64)> {
     fs::metadata(dir).map(|metadata| (metadata.dev(), metadata.ino()))
 }
 
-fn unexpected(said: InterpreterMessage) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, format!("the interpreter said {said:?} out of turn"))
+fn unexpected(message: InterpreterMessage) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("the interpreter said {message:?} out of turn"))
 }

@@ -12,8 +12,8 @@ use serde::Deserialize;
 use tokio::io::Interest;
 use tokio::net::UnixDatagram;
 
-/// The longest thing that is said.
-const SAID_BYTES_MAX: usize = 1024;
+/// The longest message.
+const MESSAGE_BYTES_MAX: usize = 1024;
 /// The most descriptors that are handed over at once: a job's socket, its request, two outputs, its rules.
 const DESCRIPTORS_MAX: usize = 5;
 
@@ -62,14 +62,14 @@ impl InterpreterSocket {
 
     /// Hears the next that is said.
     pub(super) async fn receive(&self, patience: Duration) -> io::Result<InterpreterMessage> {
-        let mut text = [0; SAID_BYTES_MAX];
+        let mut text = [0; MESSAGE_BYTES_MAX];
         let length = tokio::time::timeout(patience, self.0.recv(&mut text)).await??;
         parse(&text[..length])
     }
 
     /// Hears what was said already.
     pub(super) fn try_receive(&self) -> io::Result<InterpreterMessage> {
-        let mut text = [0; SAID_BYTES_MAX];
+        let mut text = [0; MESSAGE_BYTES_MAX];
         // Not by way of the event loop, which may not have seen it yet.
         let (length, _) = rustix::net::recv(self.0.as_fd(), &mut text[..], RecvFlags::DONTWAIT)?;
         parse(&text[..length])

@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_gets_the_engine_of_somebody_else() {
+    fn an_engine_serves_one_context_and_owner_only() {
         let (mut idle, now) = (IdleEngines::default(), Instant::now());
         idle.put(key(1), "a", now);
         idle.put(key(1), "b", now);

@@ -132,12 +132,12 @@ impl EngineProcess {
         let mut byte = [0; 1];
         // Nothing is heard of one that waits; one that has ended has closed its end. Not by way of the event loop, which may
         // not have seen it yet.
-        let heard = rustix::net::recv(
+        let received = rustix::net::recv(
             self.receiver.0.get_ref().as_fd(),
             &mut byte[..],
             RecvFlags::PEEK | RecvFlags::DONTWAIT,
         );
-        let waits = matches!(heard, Err(rustix::io::Errno::AGAIN)) && self.receiver.0.buffer().is_empty();
+        let waits = matches!(received, Err(rustix::io::Errno::AGAIN)) && self.receiver.0.buffer().is_empty();
         self.jobs += 1;
         self.begun = Instant::now();
         waits && self.slot.as_ref().is_none_or(|slot| bound(slot, job).is_ok())
@@ -155,11 +155,11 @@ impl EngineProcess {
 
     /// Waits for the end of one whose socket is of no use any more, and gives what it was.
     pub(crate) async fn fate(&mut self) -> EngineFailure {
-        let mut fate = tokio::time::timeout(END_TIMEOUT, self.hear_end()).await;
+        let mut fate = tokio::time::timeout(END_TIMEOUT, self.wait_for_end()).await;
         if fate.is_err() {
             // One that is gone needs no order.
             let _ = self.child.send_command(InitCommand::Kill).await;
-            fate = tokio::time::timeout(END_TIMEOUT, self.hear_end()).await;
+            fate = tokio::time::timeout(END_TIMEOUT, self.wait_for_end()).await;
         }
         let is_memory = self.slot.as_ref().is_some_and(|slot| slot.oom_kills() > 0);
         match fate.unwrap_or(EngineFailure::Unknown) {
@@ -169,7 +169,7 @@ impl EngineProcess {
         }
     }
 
-    async fn hear_end(&mut self) -> EngineFailure {
+    async fn wait_for_end(&mut self) -> EngineFailure {
         loop {
             match self.child.next().await {
                 Ok(Some(InitEvent::Exited { code, .. })) => return EngineFailure::Exited(code),
