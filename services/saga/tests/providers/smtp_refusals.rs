@@ -206,7 +206,7 @@ async fn a_transport_without_senders_is_refused() {
         panic!("it is SMTP")
     };
     for (from, part) in
-        [(vec![], "nobody"), (vec!["Shop <shop@shop.test>"], "neither an address"), (vec!["*"], "neither")]
+        [(vec![], "no sender"), (vec!["Shop <shop@shop.test>"], "neither an address"), (vec!["*"], "neither")]
     {
         let mut transport = transport.clone();
         transport.from = from.into_iter().map(str::to_owned).collect();
