@@ -72,7 +72,7 @@ async fn an_actor_with_the_fields_of_the_source_is_read_and_changed() {
     names(admin.get_actor(get(23)).await, &["actor:23", "`id`", "missing"]);
     zero.cmd(Cmd::new("SET").arg(&global.actor(ActorId(24))).arg("x")).await.unwrap();
     zero.cmd(Cmd::new("SADD").arg(&global.actors()).arg(24)).await.unwrap();
-    names(admin.get_actor(get(24)).await, &["actor:24", "no hash"]);
+    names(admin.get_actor(get(24)).await, &["actor:24", "is not a hash"]);
     let list = v1::ListActorsRequest { page_size: 100, ..Default::default() };
     let actors = admin.list_actors(list).await.unwrap().into_inner().actors;
     assert_eq!(actors.iter().map(|actor| actor.id).collect::<Vec<_>>(), [1, 2, 3, 4, 20]);
@@ -97,7 +97,7 @@ async fn what_belongs_to_a_context_is_read_or_refused_by_name(stage: Stage<impl 
         ..Default::default()
     };
     names(stage.flows().read_flow(read(77)).await, &["flow 77", "`uid`", "missing"]);
-    names(stage.flows().read_flow(read(78)).await, &["flow 78", "no hash"]);
+    names(stage.flows().read_flow(read(78)).await, &["flow 78", "is not a hash"]);
     let ours = stage.started(1).await;
     let list = wire::ReadFlowsRequest {
         context_id: CONTEXT,
