@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 
+use crate::source::text_field;
 use crate::{Finding, check, root};
 
 /// Two versions of these would be two types of the same name, or minutes of building.
@@ -35,9 +36,7 @@ fn important_crates_are_there_once() {
 fn judge(lock: &str) -> Vec<Finding> {
     let mut versions: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for package in lock.split("[[package]]") {
-        let field = |name: &str| {
-            package.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(" = \"")?.strip_suffix('"'))
-        };
+        let field = |name: &str| text_field(package, name);
         if let (Some(name), Some(version)) = (field("name"), field("version")) {
             versions.entry(name).or_default().push(version);
         }

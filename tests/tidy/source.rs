@@ -89,6 +89,11 @@ pub(crate) fn line_of(text: &str, offset: usize) -> usize {
     text[..offset].bytes().filter(|byte| *byte == b'\n').count() + 1
 }
 
+/// Reads the text of a key in a table of TOML; nothing where it has none.
+pub(crate) fn text_field<'a>(table: &'a str, key: &str) -> Option<&'a str> {
+    table.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(" = \"")?.strip_suffix('"'))
+}
+
 /// Reads the identifier that begins at `offset`; empty where none does.
 pub(crate) fn identifier(code: &str, offset: usize) -> String {
     code[offset..].chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect()

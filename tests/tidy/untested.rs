@@ -42,17 +42,13 @@ fn unseen(manifest: &str, folder: &Path, files: &[Source]) -> Vec<Finding> {
             let of_main = src.join("main.rs");
             findings.extend(sources.filter(|file| Path::new(&file.path) != of_main).flat_map(tests));
         } else if has("test = false")
-            && let Some(path) = value(table, "path")
+            && let Some(path) = source::text_field(table, "path")
         {
             let main = folder.join(path);
             findings.extend(files.iter().filter(|file| Path::new(&file.path) == main).flat_map(tests));
         }
     }
     findings
-}
-
-fn value<'a>(table: &'a str, key: &str) -> Option<&'a str> {
-    table.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(" = \"")?.strip_suffix('"'))
 }
 
 /// Tests in a file; modules of a program as well, whose tests would be its own.

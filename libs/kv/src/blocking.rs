@@ -20,7 +20,7 @@ use crate::value::Value;
 
 /// A connection of its own for commands that wait on the server, one at a time.
 ///
-/// What a pop took from the server is lost when its answer is: the caller has to be able to find such
+/// A lost answer loses the work that its pop took from the server: the caller has to be able to find such
 /// work again.
 pub struct BlockingConnection {
     route: KvRoute,

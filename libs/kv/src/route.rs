@@ -160,7 +160,7 @@ impl<'a> RouteAttempts<'a> {
             }
             (KvRoute::Slot(cluster, _), _) => self.read_map(cluster).await,
         }
-        // The same server must not be asked again without a pause, whichever it is.
+        // No server may be asked again without a pause.
         if self.next.is_none() || self.repeats > 1 {
             tokio::time::sleep(PAUSE * (1 << self.repeats)).await;
         }

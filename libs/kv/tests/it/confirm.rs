@@ -235,7 +235,7 @@ async fn a_process_that_was_a_replica_meanwhile_has_another_past() {
         assert!(pair.primary.raw(0, &command).starts_with("+OK"));
     }
     pair.is_linked().await;
-    // It is the same process, and no connection was lost.
+    // The primary is the same process, and no connection was lost.
     let answer = raise(&connection, REPLICA).await;
     assert!(is_unknown(&answer), "{answer:?}");
     assert_eq!(raise(&connection, REPLICA).await, Ok(3));

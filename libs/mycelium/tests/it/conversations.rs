@@ -107,7 +107,7 @@ async fn a_node_that_knows_only_json_answers_by_reply_or_by_push() {
         let (called, ()) = tokio::join!(peer.call("echo", &[1], WAIT), answering);
         assert_eq!(called.unwrap().get(), format!("\"{way}\""));
     }
-    // It may ask as well, and is answered by a reply; the reply waits without a topic for a node that does not wait for it.
+    // The other side may ask as well, and is answered by a reply; the reply waits without a topic for a node that does not wait for it.
     let question = br#"{"jsonrpc":"2.0","method":"echo","params":[7],"id":"x"}"#;
     let expected = br#"{"jsonrpc":"2.0","id":"x","result":[7]}"#;
     assert_eq!(&other.ask(own, BACK, question).await[..], expected);

@@ -453,7 +453,7 @@ impl<'a> AttemptStage<'a> {
         if self.supervisor.accept(offer(before)).await.is_err() {
             return;
         }
-        // It goes before the attempt, which is left in its queue.
+        // This job goes before the attempt, which is left in its queue.
         let free = if self.stored().await.state == "queued" { 1 } else { 4 };
         let (one, intake) = &mut self.one;
         let taken = intake.next(free, pending()).await.expect("an answer");

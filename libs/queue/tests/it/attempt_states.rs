@@ -118,7 +118,7 @@ fn changes(call: AttemptCall, before: &StoredAttempt, after: &StoredAttempt) -> 
         at = "started";
     }
     if matches!(at, "queued" | "started") && after.state == "kept" {
-        // Of an old dispatcher: nobody waits for the event of its end.
+        // The attempt is an old dispatcher's: no coordinator waits for the event of its end.
         steps.extend([(call.event(), after.noted.as_str()), ("keep", "kept")]);
     } else if ENDS.contains(&at) && before.is_to_forget && after.state == "refused" {
         steps.extend([(call.event(), "kept"), ("forget", "refused")]);
@@ -157,7 +157,7 @@ async fn observe(bench: &QueueTestBench, origin: AttemptOrigin) -> Vec<ObservedC
             for change in changes(call, &before.stored, &after.stored) {
                 observed.push(ObservedChange { change, origin, calls: stage.calls().to_vec() });
             }
-            // What is to stop, and is not stopped, goes on as before.
+            // An attempt that is to stop, and is not stopped, goes on as before.
             after.stored.is_to_stop = before.stored.is_to_stop;
             if places.insert(after) {
                 paths.push_back([&path[..], &[call]].concat());

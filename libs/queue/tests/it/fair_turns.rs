@@ -142,7 +142,7 @@ async fn who_waits_for_others_neither_holds_up_nor_saves_up_turns() {
     accept(&bench, 3, 0..400).await;
     let taken = take(&mut intake, 400).await;
     assert_eq!(taken.iter().filter(|(number, _)| *number == 2).count(), 200);
-    // It had no turn for four hundred jobs. A context that comes new has had as few.
+    // Context 1 had no turn for four hundred jobs. A context that comes new has had as few.
     accept(&bench, 1, 100..200).await;
     accept(&bench, 4, 100..200).await;
     let taken = take(&mut intake, 40).await;

@@ -10,6 +10,8 @@ use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use testkit::pages::{read, root};
+
 use self::block::{Block, blocks};
 use crate::detached::DetachedFixture;
 use crate::{stderr, stdout};
@@ -45,14 +47,6 @@ esac
 const SELDOM: [&str; 2] = ["grpcurl", "buf"];
 /// Programs that get packages from elsewhere before they begin. `.ci/run` runs them.
 const CLIENTS: &str = "tests/clients/";
-
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
-}
-
-fn read(page: &str) -> String {
-    std::fs::read_to_string(root().join(page)).unwrap_or_else(|error| panic!("{page}: {error}"))
-}
 
 fn on_path(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;

@@ -219,8 +219,7 @@ fn a_difference_is_named_with_its_row() {
 /// The page for people who are woken at night: each of its commands is understood as it stands there.
 #[test]
 fn commands_of_the_page_are_understood() {
-    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../specs/saga.md");
-    let page = std::fs::read_to_string(page).expect("the page");
+    let page = testkit::pages::read("specs/saga.md");
     let value = |word: &str| match word {
         "SAGA" => "order".to_owned(),
         "CORRELATION" | "LETTER" => "o-1".to_owned(),

@@ -99,7 +99,10 @@ impl FactReader {
             }
             let Some(open) = &mut self.open else {
                 match self.cursor().await {
-                    Ok(open) => (self.open, away, pauses) = (Some(open), None, lane::backoff()),
+                    Ok(open) => {
+                        (self.open, away) = (Some(open), None);
+                        pauses.reset();
+                    }
                     Err(FactsError::Away(error)) => {
                         let since: Instant = *away.get_or_insert_with(Instant::now);
                         if since.elapsed() >= AWAY_MAX {

@@ -216,7 +216,7 @@ impl Relay {
                 answer = publishing.next(), if !publishing.is_empty() => match answer {
                     Some(Ok(_)) => {
                         service::crash_point("relay.confirmed");
-                        pauses = super::backoff();
+                        pauses.reset();
                         outbox.refused = None;
                         self.rows.around().metrics.relayed.inc();
                         self.confirmed(&mut outbox);

@@ -280,7 +280,7 @@ impl SourceReader {
                     if self.bring(SourceEvent::Opened(checkpoint)).await.is_err() {
                         return Ok(());
                     }
-                    pauses = super::backoff();
+                    pauses.reset();
                     match self.pump(&mut *deliveries).await {
                         Some((kind, why)) => {
                             reason = kind;

@@ -16,41 +16,56 @@ use workflow::message::EffectCommand;
 use crate::effects::{Upstream, ask, command, each_world, served};
 use crate::world::World;
 
+/// Answer of a provider that goes on with a call as a flow of this number.
+fn running(number: u32) -> ProviderAnswer {
+    ProviderAnswer::Waiting { external: Some(format!("flow {number}")) }
+}
+
+/// Orders these calls, of which the first two find room and are waited for.
+async fn order(world: &World, last: u128) {
+    for number in 1..=last {
+        world.command(&command(number, Json::Null), &format!("w-{number}")).await;
+        if number <= 2 {
+            world.until(number, EffectState::Waiting).await;
+        }
+    }
+}
+
+async fn cancel(world: &World, number: u128) {
+    let back = EffectCommand { cancel: true, ..command(number, Json::Null) };
+    world.command(&back, &format!("back-{number}")).await;
+}
+
+async fn until_stopped(upstream: &Upstream, flow: &str) {
+    let stop = format!("stop {flow}");
+    let was = || std::future::ready(upstream.calls().contains(&stop).then_some(()));
+    wait_until(was, PATIENCE, stop.clone()).await;
+}
+
+fn end_with(world: &World, number: u128, answer: ProviderAnswer) {
+    let id = model::CommandId::from_bits(number);
+    assert!(world.calls.notify(id, CallMessage::Answer(answer)));
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn words_for_open_calls_come_past_commands_that_wait_for_room() {
     for mut world in each_world().await {
         world.calls_max = 2;
-        let waiting = |number| ProviderAnswer::Waiting { external: Some(format!("flow {number}")) };
-        let upstream = Upstream::with((1..=6).map(waiting));
+        let upstream = Upstream::with((1..=6).map(running));
         served(&mut world, "retry", &upstream).await;
         let id = model::CommandId::from_bits;
-        let cancel = async |number| {
-            let back = EffectCommand { cancel: true, ..command(number, Json::Null) };
-            world.command(&back, &format!("back-{number}")).await;
-        };
-        let stopped = async |flow: &str| {
-            let stop = format!("stop {flow}");
-            let was = || std::future::ready(upstream.calls().contains(&stop).then_some(()));
-            wait_until(was, PATIENCE, stop.clone()).await;
-        };
-        let end_with = |number, answer| assert!(world.calls.notify(id(number), CallMessage::Answer(answer)));
-        for number in 1..=6 {
-            world.command(&command(number, Json::Null), &format!("w-{number}")).await;
-            if number <= 2 {
-                world.until(number, EffectState::Waiting).await;
-            }
-        }
+        order(&world, 6).await;
         // Behind four commands for which there is no room, and about one of those.
-        cancel(1).await;
-        cancel(4).await;
-        stopped("flow 1").await;
+        cancel(&world, 1).await;
+        cancel(&world, 4).await;
+        until_stopped(&upstream, "flow 1").await;
         assert_eq!(world.open_calls().await, 2);
-        end_with(1, ProviderAnswer::Cancelled);
+        end_with(&world, 1, ProviderAnswer::Cancelled);
         world.until(3, EffectState::Waiting).await;
         assert_eq!(ask(&world, "r-1", 2, EffectCallRequest::Cancel).await, LaneRequestOutcome::Done);
-        stopped("flow 2").await;
+        until_stopped(&upstream, "flow 2").await;
         assert_eq!(world.open_calls().await, 2);
-        end_with(2, ProviderAnswer::Cancelled);
+        end_with(&world, 2, ProviderAnswer::Cancelled);
         // An unwanted call may end by itself before it is answered here: no answer is asked for then.
         let has_ended = async || {
             world.has_call(4).await.then_some(())?;
@@ -112,34 +127,21 @@ async fn words_for_open_calls_come_past_commands_that_wait_for_room() {
 async fn an_early_cancellation_that_cannot_be_read_is_read_again() {
     let mut world = World::simulated().await;
     world.calls_max = 2;
-    let waiting = |number| ProviderAnswer::Waiting { external: Some(format!("flow {number}")) };
-    let upstream = Upstream::with((1..=4).map(waiting));
+    let upstream = Upstream::with((1..=4).map(running));
     served(&mut world, "retry", &upstream).await;
-    let id = model::CommandId::from_bits;
-    for number in 1..=4 {
-        world.command(&command(number, Json::Null), &format!("w-{number}")).await;
-        if number <= 2 {
-            world.until(number, EffectState::Waiting).await;
-        }
-    }
+    order(&world, 4).await;
     // The second one shows that the first one was read ahead as well.
-    for number in [3, 1] {
-        let back = EffectCommand { cancel: true, ..command(number, Json::Null) };
-        world.command(&back, &format!("back-{number}")).await;
-    }
-    let is_stopped = |flow: &str| {
-        let (upstream, stop) = (upstream.clone(), format!("stop {flow}"));
-        move || std::future::ready(upstream.calls().contains(&stop).then_some(()))
-    };
-    wait_until(is_stopped("flow 1"), PATIENCE, "the first is stopped").await;
+    cancel(&world, 3).await;
+    cancel(&world, 1).await;
+    until_stopped(&upstream, "flow 1").await;
     let broker = world.simulated.clone().expect("a simulation");
     broker.disconnect();
-    assert!(world.calls.notify(id(1), CallMessage::Answer(ProviderAnswer::Cancelled)));
+    end_with(&world, 1, ProviderAnswer::Cancelled);
     world.until(3, EffectState::Waiting).await;
     broker.reconnect();
     // Until that is stopped, the fourth and the cancellation behind it have no room.
-    wait_until(is_stopped("flow 3"), PATIENCE, "the third is stopped").await;
-    assert!(world.calls.notify(id(3), CallMessage::Answer(ProviderAnswer::Cancelled)));
+    until_stopped(&upstream, "flow 3").await;
+    end_with(&world, 3, ProviderAnswer::Cancelled);
     world.until(4, EffectState::Waiting).await;
     assert_eq!(world.open_calls().await, 2);
 }

@@ -1,7 +1,6 @@
 //! Every method of `SagaService`, called by everybody: the answers are those of `specs/permissions.md`.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use identity::{Identity, ServiceName};
 use model::ActorId;
@@ -147,8 +146,7 @@ async fn refusal_reason(client: Client, name: &str) -> String {
 
 /// Rows of the table: the method, and what is told by column.
 fn written() -> BTreeMap<String, Vec<String>> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../specs/permissions.md");
-    let page = std::fs::read_to_string(path).expect("the page");
+    let page = testkit::pages::read("specs/permissions.md");
     let (_, behind) = page.split_once(HEADING).expect("the heading");
     let section = behind.split("\n## ").next().unwrap_or_default();
     let rows = section.lines().filter_map(|line| line.strip_prefix("| `SagaService/"));

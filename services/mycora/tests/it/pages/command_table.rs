@@ -32,7 +32,7 @@ const VALUES: [(&str, &str); 24] = [
 
 /// The command lines of the table, each whole: what follows another one's group is written without it there.
 fn command_lines() -> Vec<String> {
-    let readme = super::read("README.md");
+    let readme = testkit::pages::read("README.md");
     let rows = readme.lines().filter(|line| line.starts_with("| `mycora "));
     let groups: Vec<String> = cli::command()
         .get_subcommands()
