@@ -42,7 +42,9 @@ steps:
         )
     };
     let effect = |(_, name): (&str, &str)| {
-        format!("  {name}: {{ request: {{ method: POST, path: /{name}, body: \"${{{{ input }}}}\" }} }}\n")
+        let request = format!("{{ method: POST, path: /{name}, body: \"${{{{ input }}}}\" }}");
+        // Answers are held until a busy machine has come to what is waited for.
+        format!("  {name}: {{ request: {request}, timeouts: {{ start_to_close: 10m }} }}\n")
     };
     format!(
         "{}\nkind: EffectProvider\nname: upstream\ntransport: http\n\

@@ -205,8 +205,8 @@ fn patient() -> String {
         retry: { initial: 10ms, max: 200ms, attempts: 100000 } }";
     let ship = "path: /ship, body: \"${{ input }}\" }, ";
     let manifest = MANIFEST.replace("{ goto: ship }", "{ goto: wait }").replace(WAIT.0, WAIT.1);
-    let manifest =
-        manifest.replace(&format!("{ship}retry: {{ initial: 1ms }} }}"), &format!("{ship}{patience}"));
+    let usual = "timeouts: { start_to_close: 10m }, retry: { initial: 1ms } }";
+    let manifest = manifest.replace(&format!("{ship}{usual}"), &format!("{ship}{patience}"));
     assert!(manifest.contains(patience));
     manifest
 }

@@ -27,6 +27,7 @@ pub(crate) const SAGAS: &str = "MYCORA_TEST_SAGAS";
 const TAKEN_OVER_WITHIN: Duration = Duration::from_secs(8);
 /// Lanes of the saga, of which there are as many as shards, and of its effects.
 pub(crate) const LANES: usize = 8 + 3;
+/// Calls may take long: a test holds their answers until a busy machine has come to what it waits for.
 pub(crate) const MANIFEST: &str = r#"
 kind: Saga
 name: order
@@ -45,9 +46,9 @@ name: upstream
 transport: http
 http: { base_url: "http://ADDRESS", allow_hosts: ["ADDRESS"], private: true }
 effects:
-  reserve: { request: { method: POST, path: /reserve, body: "${{ input }}" }, retry: { initial: 1ms } }
-  ship: { request: { method: POST, path: /ship, body: "${{ input }}" }, retry: { initial: 1ms } }
-  tell: { request: { method: POST, path: /tell, body: "${{ input }}" }, retry: { initial: 1ms } }
+  reserve: { request: { method: POST, path: /reserve, body: "${{ input }}" }, timeouts: { start_to_close: 10m }, retry: { initial: 1ms } }
+  ship: { request: { method: POST, path: /ship, body: "${{ input }}" }, timeouts: { start_to_close: 10m }, retry: { initial: 1ms } }
+  tell: { request: { method: POST, path: /tell, body: "${{ input }}" }, timeouts: { start_to_close: 10m }, retry: { initial: 1ms } }
 "#;
 
 /// A step of the manifest, and one more that comes before it.
