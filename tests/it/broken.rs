@@ -315,7 +315,7 @@ impl AnswerStream {
 }
 
 #[test]
-fn runners_and_messages_are_told_once_over_the_end_of_storage() {
+fn runners_and_messages_are_sent_once_across_a_crash_of_storage() {
     let dir = tempfile::tempdir().expect("a directory");
     let processes = Processes::start(&dir.path().join("suite"), &[]);
     let way =

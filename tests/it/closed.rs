@@ -223,7 +223,7 @@ fn a_suite_leaves_no_core_and_shows_no_memory() {
 }
 
 #[test]
-fn the_operators_port_tells_strangers_yes_or_no() {
+fn the_operators_port_shows_strangers_only_whether_it_is_well() {
     let home = Home::of(None);
     let (mut up, ops) = home.up("022", &[]);
     for (header, known) in [

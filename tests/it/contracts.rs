@@ -44,7 +44,7 @@ async fn refused(scene: &Scene, method: &MethodDescriptor, body: &Value) -> Resu
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_that_names_no_context_is_told_so_with_all_that_is_wrong() {
+async fn a_request_without_a_context_is_refused_with_every_invalid_field() {
     let scene = Scene::new(&[]);
     let methods = Methods::new();
     let about_contexts = methods.of("mycora.v1").into_iter().filter(|method| {
@@ -84,7 +84,7 @@ async fn a_request_that_names_no_context_is_told_so_with_all_that_is_wrong() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn reflection_says_what_fields_and_methods_mean() {
+async fn reflection_returns_the_comments_of_fields_and_methods() {
     let scene = Scene::new(&[]);
     let request = ServerReflectionRequest {
         host: String::new(),
@@ -126,7 +126,7 @@ fn proto_of_imports() -> Vec<prost_types::FileDescriptorProto> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn changes_and_dependencies_are_told_with_names() {
+async fn changes_and_dependencies_are_sent_with_names() {
     let scene = Scene::new(&[]);
     let job = "script_type: rhai, script: \"()\"";
     let id = scene.submit(&format!(

@@ -88,7 +88,7 @@ fn the_demo_of_sagas_shows_four_orders_that_go_four_ways_and_leaves_nothing() {
 }
 
 #[test]
-fn the_demo_of_sagas_says_that_it_has_no_server_before_it_starts_anything() {
+fn the_saga_demo_reports_a_missing_server_before_it_starts_anything() {
     let dir = tempfile::tempdir().expect("a directory");
     let out = demo_of_sagas(dir.path(), &["--nats-server", "none"]);
     let printed = stderr(&out, 3);
@@ -123,7 +123,7 @@ fn without_nats(dir: &Path, arguments: &[&str]) -> Option<Output> {
 }
 
 #[test]
-fn a_machine_without_a_server_is_told_what_to_install() {
+fn a_missing_server_is_reported_with_the_package_to_install() {
     let dir = tempfile::tempdir().expect("a directory");
     let data = dir.path().join("data");
     let data = data.to_str().expect("a plain path");

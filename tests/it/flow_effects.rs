@@ -225,7 +225,7 @@ fn a_flow_that_fails_names_its_nodes_and_one_that_is_stopped_is_cancelled() {
 }
 
 #[test]
-fn another_provider_tells_the_ends_of_what_was_begun_before_it() {
+fn another_provider_reports_the_ends_of_flows_begun_before_it() {
     let stage = Stage::new();
     runtime().block_on(async {
         let calls: Vec<_> = (1..=3).map(|number| stage.call("waits", number, Duration::ZERO)).collect();
@@ -305,7 +305,7 @@ fn a_flow_that_has_a_heartbeat_shows_that_it_lives_and_no_other_does() {
 }
 
 #[test]
-fn ends_are_told_once_each_over_a_connection_that_is_cut() {
+fn each_end_is_reported_once_over_a_connection_that_is_cut() {
     const CALLS: u128 = 12;
     let stage = Stage::new();
     runtime().block_on(async {
@@ -330,7 +330,7 @@ fn ends_are_told_once_each_over_a_connection_that_is_cut() {
 }
 
 #[test]
-fn an_end_that_no_watch_can_tell_any_more_is_looked_for() {
+fn an_end_that_no_watch_can_report_any_more_is_looked_up() {
     let stage = Stage::new();
     runtime().block_on(async {
         let server = SocketAddr::from((Ipv4Addr::LOCALHOST, stage.scene.up.port()));

@@ -112,7 +112,7 @@ fn what_goes_wrong_is_named() {
 }
 
 #[test]
-fn a_type_that_no_runner_offers_waits_and_says_why() {
+fn a_job_of_a_type_that_no_runner_offers_waits_with_its_reason() {
     let dir = tempfile::tempdir().expect("a directory");
     let up = Up::start(&dir.path().join("data"), &[]);
     let file =
@@ -223,7 +223,7 @@ fn large_results_do_not_hold_up_other_flows() {
 
 /// Submits a flow that guesses its own number, which is not known before the flow is stored.
 #[test]
-fn a_flow_that_waits_for_itself_is_told_so() {
+fn a_flow_that_waits_for_itself_fails_with_the_reason() {
     let dir = tempfile::tempdir().expect("a directory");
     let up = Up::start(&dir.path().join("data"), &[]);
     let submit = |text: &str, code| {

@@ -60,7 +60,7 @@ fn whole_lines(tail: &str) -> &str {
 }
 
 #[test]
-fn a_log_is_read_whole_and_from_any_place_and_what_is_gone_is_said() {
+fn a_log_is_read_whole_and_from_any_offset_and_gaps_are_reported() {
     let scene = Scene::new(&[]);
     let (id, ended) = scene.run(&flow("true"));
     assert_eq!(ended.status, "FINISHED");
@@ -158,7 +158,7 @@ jobs:
 ";
 
 #[test]
-fn what_was_printed_is_told_with_its_time_and_since_a_time() {
+fn printed_lines_are_shown_with_their_time_and_since_a_time() {
     let scene = Scene::new(&[]);
     let began = Timestamp::now();
     let id = scene.submit(EARLY_AND_LATE);

@@ -189,7 +189,7 @@ async fn internal_methods_are_for_the_services_written() {
         }
     }
     wrong.extend(of_tokens_used_twice(&stage).await);
-    handshake::ends_with_the_alert_that_says_why(&stage).await;
+    handshake::ends_with_the_alert_for_the_reason(&stage).await;
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 

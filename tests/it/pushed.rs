@@ -58,7 +58,7 @@ fn the_first_context_takes_nothing_that_was_pushed() {
 }
 
 #[test]
-fn jobs_that_were_pushed_run_and_tell_how_they_ended() {
+fn jobs_that_were_pushed_run_and_report_how_they_ended() {
     let scene = open_scene();
     let up = &scene.up;
     let jobs = json!([

@@ -98,7 +98,7 @@ fn flow_file(nodes: &[Node]) -> String {
 }
 
 #[test]
-fn random_graphs_end_as_the_interpreter_says() {
+fn random_graphs_end_as_the_interpreter_predicts() {
     let scene = Scene::new(&[]);
     for seed in [7, 20, 2026] {
         let nodes = draw_graph(seed, 60);

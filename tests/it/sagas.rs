@@ -278,7 +278,7 @@ fn a_server_that_is_killed_is_started_again_and_loses_nothing() {
 }
 
 #[test]
-fn what_stands_in_the_way_of_sagas_is_said_before_anything_is_made() {
+fn obstacles_to_sagas_are_reported_before_anything_is_created() {
     let dir = tempfile::tempdir().expect("a directory");
     let data = dir.path().join("data");
     let run_up = |arguments: &[&str]| {
@@ -322,7 +322,7 @@ fn separate_processes_run_sagas_among_the_others() {
 }
 
 #[test]
-fn bad_manifests_are_told_with_their_places() {
+fn bad_manifests_are_reported_with_line_and_column() {
     let dir = tempfile::tempdir().expect("a directory");
     let manifests = dir.path().join("manifests");
     std::fs::create_dir(&manifests).expect("made");

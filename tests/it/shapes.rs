@@ -136,7 +136,7 @@ fn a_clean_up_runs_and_the_flow_fails() {
 }
 
 #[test]
-fn what_an_expression_cannot_say_is_refused() {
+fn an_invalid_expression_is_refused_before_a_flow_is_made() {
     let scene = Scene::new(&[]);
     for (when, named) in [
         ("results.a.rows >", "when"),

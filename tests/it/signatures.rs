@@ -40,7 +40,7 @@ fn file_of(scene: &Scene, name: &str) -> String {
 }
 
 #[test]
-fn only_what_is_signed_runs_where_signatures_are_asked_for() {
+fn only_signed_jobs_run_where_signatures_are_required() {
     let (scene, _policy) = scene();
     let (id, ended) = scene.run(FLOW);
     assert_eq!((ended.status.as_str(), ended.state("makes").as_str()), ("ERROR", "FAILED POLICY_REFUSED"));

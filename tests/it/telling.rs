@@ -92,7 +92,7 @@ fn files_of_a_hostile_machine_are_not_written() {
 }
 
 #[test]
-fn what_failed_is_told_last_with_the_end_of_its_output() {
+fn a_failed_job_is_reported_last_with_the_end_of_its_output() {
     let scene = Scene::new(&[]);
     let text = "name: fails\njobs:\n  good: { script_type: shell, script: 'true' }\n  \
                 bad: { script_type: shell, timeout: 5m, script: 'for n in $(seq 30); do echo line $n; done; exit 3' }\n";
@@ -111,7 +111,7 @@ fn what_failed_is_told_last_with_the_end_of_its_output() {
 }
 
 #[test]
-fn jobs_that_are_misspelt_are_told_by_name() {
+fn misspelt_jobs_are_named_with_the_nearest_match() {
     let scene = Scene::new(&[]);
     let (id, _) = scene.run("name: one\njobs:\n  gather: { script_type: shell, script: 'true' }\n");
     let number = id.to_string();

@@ -148,7 +148,7 @@ fn one_that_is_cut_off_and_resumes_sees_each_change_once() {
 }
 
 #[test]
-fn one_that_resumes_after_the_end_is_told_what_led_to_it() {
+fn a_watch_resumed_after_the_end_receives_the_changes_before_it() {
     let scene = Scene::new(&[]);
     let id = scene.submit(
         "name: resumed\njobs:\n  a: { script_type: rhai, script: \"()\", prerequisites: [go] }\n  b: { script_type: rhai, script: \"()\", depends: [a] }\n",
@@ -202,7 +202,7 @@ fn last_status(answers: &[WatchFlowResponse]) -> Option<FlowStatus> {
 /// Property: after each answer of a watch, of the flow as well as of its nodes, a watch that resumes there gets all the others,
 /// equal in every field; and so does one that watched while it happened.
 #[test]
-fn one_that_resumes_after_any_answer_is_told_all_the_others() {
+fn a_watch_resumed_after_any_answer_receives_all_the_later_ones() {
     let scene = Scene::new(&[]);
     let profile = Profile::load(&scene.up.profile()).expect("a profile");
     // One whose nodes end one after the other, and one that ends as a whole, with all its nodes in one commit.
@@ -238,7 +238,7 @@ fn one_that_resumes_after_any_answer_is_told_all_the_others() {
 
 /// Whenever a watch begins, after its snapshot it gets the same as all the others.
 #[test]
-fn watches_that_begin_while_a_flow_runs_are_told_the_same() {
+fn watches_that_begin_while_a_flow_runs_receive_the_same() {
     let scene = Scene::new(&[]);
     let profile = Profile::load(&scene.up.profile()).expect("a profile");
     let id = submitted(&scene, 60);
@@ -270,7 +270,7 @@ fn watches_that_begin_while_a_flow_runs_are_told_the_same() {
 }
 
 #[test]
-fn one_that_stops_reading_is_ended_and_told_where_to_go_on() {
+fn a_watch_that_is_not_read_is_ended_with_the_position_to_resume_from() {
     const STALLED: u32 = 20;
     const SLOW: &str = "mycora_scheduler_slow_watchers_total";
     let scene = Scene::new(&[]);

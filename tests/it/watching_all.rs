@@ -164,7 +164,7 @@ fn no_end_is_missed_whenever_a_watch_begins() {
 }
 
 #[test]
-fn a_watch_of_all_begins_as_it_is_asked_to_and_tells_cancels_and_deletions() {
+fn a_watch_of_all_begins_as_requested_and_reports_cancels_and_deletions() {
     let scene = Scene::new(&[]);
     let profile = Profile::load(&scene.up.profile()).expect("a profile");
     let (ended, _) = scene.run(&text("mine-ended", false));

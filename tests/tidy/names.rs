@@ -22,7 +22,7 @@ const CONVENTIONAL: [(&str, &str); 7] = [
 ];
 
 #[test]
-fn modules_have_names_that_say_something() {
+fn modules_have_specific_names() {
     let files = source::rust(&root());
     check("module names", &files.iter().filter_map(empty_name).collect::<Vec<_>>());
 }

@@ -233,7 +233,7 @@ fn comments_strings_and_characters_are_blank() {
 }
 
 #[test]
-fn tests_are_told_from_what_is_shipped() {
+fn tests_are_distinguished_from_shipped_code() {
     let text = "fn a() {}\n#[cfg(test)]\nmod tests {\n    fn b() { {} }\n}\nfn c() {}\n";
     let file = Source::new("libs/x/src/lib.rs", text.to_owned());
     let fns = |code: &str| code.split_whitespace().filter(|w| w.ends_with("()")).collect::<String>();

@@ -149,7 +149,7 @@ fn unreasoned(file: &Source) -> Vec<Finding> {
 }
 
 #[test]
-fn words_are_found_in_code_only() {
+fn forbidden_text_is_found_in_code_only() {
     let text = "// todo!()\nfn a() { let s = \"dbg!\"; }\n#[ignore]\nfn b() { todo!() }\n";
     let file = Source::new("libs/x/src/lib.rs", text.to_owned());
     let found: Vec<_> = hits(&file, &file.code, &UNFINISHED).into_iter().map(|f| (f.line, f.what)).collect();

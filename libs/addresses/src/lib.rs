@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_tells_what_leads_here() {
+    fn the_kernel_decides_which_addresses_lead_here() {
         for text in ["127.0.0.1", "127.200.0.1", "224.0.0.251", "255.255.255.255"] {
             assert!(leads_here(address(text)).expect("an answer"), "{text}");
         }

@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn each_is_asked_once_and_again_over_another_stream() {
+    fn each_log_read_is_sent_once_and_again_over_another_stream() {
         let (mut queries, now) = (RouterLogReads::default(), Instant::now());
         assert!(queries.ask(now, "a", 7, read(1)) && queries.ask(now, "b", 7, read(2)));
         assert_eq!(ids(&queries.take_unsent(now)), [1, 2]);

@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_the_gateway_says_again_goes_with_its_stream() {
+    fn only_reports_that_the_gateway_resends_are_dropped_with_its_stream() {
         let (mut reports, mut out) = (UnacknowledgedReports::default(), ReportsByOwner::new());
         for source in [ReportOrigin::Gateway(1, 1), ReportOrigin::Solicited(1, 2), ReportOrigin::Message(3)] {
             reports.add(source, flow(1), Bytes::new(), &mut out);

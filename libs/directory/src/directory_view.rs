@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn silence_wakes_once_and_then_it_is_asked_every_now_and_then() {
+    async fn a_lost_feed_wakes_a_stream_once_and_then_causes_periodic_lookups() {
         let views = DirectoryView::new(Readers::default());
         views.invalidate(DirectoryInvalidation::FeedRestored);
         let mut stream = watched(&views);

@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn silence_is_heard_once() {
+    fn a_lost_feed_invalidates_the_view_once() {
         let mut view = full();
         assert!(view.invalidate(DirectoryInvalidation::FeedLost));
         assert!(!view.invalidate(DirectoryInvalidation::FeedLost), "there is nothing that it could end");
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_kept_while_nothing_is_heard() {
+    fn nothing_is_kept_while_the_feed_is_lost() {
         let mut view = DirectoryViewState::default();
         view.keep_actor(view.current_generation(), ALICE, &actor());
         assert_eq!(known(&view), (0, 0), "before the first news");

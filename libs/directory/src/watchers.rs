@@ -74,7 +74,7 @@ mod tests {
     use model::{ActorId, ContextId};
 
     #[test]
-    fn only_those_whom_it_concerns_are_told() {
+    fn only_watchers_of_the_subject_are_notified() {
         let mut listeners = DirectoryWatchers::default();
         let mut alice = listeners.subscribe(DirectorySubject::Actor(ActorId(1)));
         let mut bob = listeners.subscribe(DirectorySubject::Actor(ActorId(2)));

@@ -17,7 +17,7 @@ use crate::statement::SKEW;
 use crate::{Envelope, Refusal, cut, object};
 
 pub use direct_message::{
-    DirectMessageTerms, LETTER_TYPE, SignedDirectMessage, check_direct_message, sign_direct_message,
+    DIRECT_MESSAGE_TYPE, DirectMessageTerms, SignedDirectMessage, check_direct_message, sign_direct_message,
 };
 pub use job::{JOB_TYPE, JobTerms, SignedJob, check_job, check_terms, sign_job};
 

@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_another_key_goes_on_and_who_has_another_root_is_somebody_else() {
+    fn a_signer_with_a_new_key_continues_and_one_with_a_new_root_is_unknown() {
         let (root, now) = (SigningKey::generate(), NOW);
         let certified = |root: &SigningKey| {
             let key = SigningKey::generate();
@@ -455,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_over_is_told_and_what_is_repeated_is_not() {
+    fn an_expired_envelope_is_refused_with_its_body_and_a_replayed_one_without() {
         let (one, other) = (signer(), signer());
         let here = Conversation::new(one, ignored()).with_name(other.root().to_string());
         let counted = Arc::new(Mutex::new(Vec::new()));

@@ -165,7 +165,7 @@ mod tests {
     const TYPE: &str = "application/vnd.test+json";
 
     #[test]
-    fn it_is_encoded_as_the_standard_says() {
+    fn the_encoding_is_that_of_the_example_in_the_standard() {
         // The example of the protocol, version 1.0.
         let bytes = encoded("http://example.com/HelloWorld", b"hello world");
         assert_eq!(bytes, b"DSSEv1 29 http://example.com/HelloWorld 11 hello world");
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn one_signature_is_asked_for() {
+    fn an_envelope_needs_exactly_one_signature() {
         for signatures in ["[]", r#"[{"keyid":"a","sig":""},{"keyid":"a","sig":""}]"#] {
             let json = format!(r#"{{"payloadType":"t","payload":"","signatures":{signatures}}}"#);
             assert!(matches!(Envelope::from_json(json.as_bytes()), Err(Refusal::Malformed(_))));
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_is_short_whatever_was_said() {
+    fn a_refusal_is_short_for_any_input() {
         let json = format!(r#"{{"payloadType":"t","payload":"","signatures":"{}"}}"#, "x".repeat(100_000));
         let refusal = Envelope::from_json(json.as_bytes()).expect_err("no list").to_string();
         assert!(refusal.len() < 400, "{} bytes", refusal.len());

@@ -73,7 +73,7 @@ mod tests {
     use identity::SigningKey;
 
     #[test]
-    fn nothing_is_heard_twice_while_it_holds() {
+    fn an_envelope_is_admitted_once_while_it_is_valid() {
         let now = Timestamp::from_millis(1_800_000_000_000);
         let minute = Duration::from_secs(60);
         let own = SigningKey::generate().verifying_key().to_string();

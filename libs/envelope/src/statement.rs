@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_heard_as_it_was_said() {
+    fn a_sealed_body_opens_byte_for_byte_with_its_signer() {
         let (root, gateway) = gateway();
         let own = SigningKey::generate().verifying_key().to_string();
         let body = br#"{"jsonrpc":"2.0", "id":1,"method":"m"}"#;
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_signed_as_something_else_is_not_heard() {
+    fn an_envelope_of_another_payload_type_is_refused() {
         let root = SigningKey::generate();
         let own = SigningKey::generate().verifying_key();
         let certificate = GatewayCertificate::issue(&root, own, NOW, NOW + MINUTE);

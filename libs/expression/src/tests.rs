@@ -47,7 +47,7 @@ fn values_go_in_and_come_out() {
 }
 
 #[test]
-fn a_variable_is_asked_for_with_the_names_behind_it() {
+fn a_variable_is_looked_up_with_the_field_names_behind_it() {
     let mut known = Known::default();
     let read = Expressions::new(Language::CONDITIONS, &BUDGET)
         .read("a[\"b\"].len() + a.b.contains(\"x\") + a.b.c + z", &mut known);

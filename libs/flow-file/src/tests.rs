@@ -243,7 +243,7 @@ fn what_is_wrong_has_line_and_column() {
 }
 
 #[test]
-fn times_are_written_in_seconds_or_as_people_say_them() {
+fn times_are_written_in_seconds_or_with_units() {
     let file = parse(&with_job("timeout: 5m\ntimeout_queue: 90\ntimeout_result: 2h")).expect("good");
     let policy = file.spec.nodes[0].policy.clone().expect("one");
     assert_eq!(
@@ -379,7 +379,7 @@ fn a_job_may_name_one_that_is_kept() {
 }
 
 #[test]
-fn what_a_kept_job_says_is_not_said_again() {
+fn fields_of_a_kept_job_may_not_be_set_again() {
     let found = problems(&with_job("created_job: 7\nenv: { A: x }\nretries: 1"));
     let expected = [("4:5", "script_type"), ("5:5", "script"), ("7:5", "env")].map(|(place, key)| {
         format!(
@@ -534,7 +534,7 @@ fn a_job_that_fits_no_call_is_refused() {
 }
 
 #[test]
-fn what_is_no_yaml_is_told_without_the_librarys_words() {
+fn yaml_errors_are_reported_without_the_text_of_the_library() {
     for (text, expected) in [
         ("a: b\n---\nc: d\n", "a second document begins here"),
         ("a: *nope\n", "no anchor of this name stands before it"),

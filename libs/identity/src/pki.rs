@@ -440,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_certificate_says_what_other_languages_need() {
+    fn a_service_certificate_names_its_issuer_identity_hosts_and_validity() {
         let (_dir, pki) = new_pki();
         let service = Identity::Service(ServiceName::Storage);
         let options = IssueOptions {

@@ -483,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_say_nothing_else() {
+    fn a_token_header_with_another_algorithm_or_extension_is_refused() {
         let key = SigningKey::generate();
         let with = |header: &str| read(&made(&key, header, &claims(SECS, SECS + 60))).map(drop);
         for good in [

@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn who_serves_what_is_drawn_from_what_a_node_says() {
+    fn the_slot_map_is_drawn_from_the_report_of_a_node() {
         let source = address("seed", 1);
         let mut view = ClusterTopologyReport { is_ok: true, epoch: 1, ranges: Vec::new(), nodes: Vec::new() };
         let range = |first, last, nodes: Vec<Value>| {

@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_end_of_redis_alone_costs_is_told() {
+    fn the_shortfall_names_the_setting_that_loses_data_with_redis() {
         for (append_only, append_fsync, expected) in [
             ("no", "everysec", Some("`appendonly no`")),
             ("yes", "everysec", Some("`appendfsync everysec`")),
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn operators_are_told_what_an_answered_change_survives() {
+    fn the_guarantee_names_the_failures_that_an_answered_change_survives() {
         use Durability::{Fast, Replicated, Synced};
         for (durability, version, append_only, append_fsync, expected, doubted) in [
             (Fast, (7, 0), "no", "everysec", "every process but Redis", "`appendonly no`"),

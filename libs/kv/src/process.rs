@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_server_says_of_itself_is_read() {
+    fn the_info_and_settings_of_a_server_are_read() {
         let process = RedisProcess::read(INFO, pairs(&["appendfsync", "always", "appendonly", "yes"]));
         let process = process.expect("a process");
         assert_eq!(

@@ -1,5 +1,6 @@
 //! Every limit that more than one crate must agree on. Sizes are in bytes,
-//! durations in seconds, unless the name says otherwise.
+//! durations in seconds, unless the name says otherwise. `/info` shows them
+//! under these names, which clients read: a name stays.
 
 /// A script's text.
 pub const SCRIPT_BYTES_MAX: usize = 1024 * 1024;

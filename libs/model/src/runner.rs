@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_supervisor_says_is_bounded() {
+    fn the_presence_of_a_supervisor_is_bounded() {
         assert_eq!(presence(limits::PRESENCE_INSTANCES_MAX, 3).check(), Ok(()));
         for (count, layers) in [(limits::PRESENCE_INSTANCES_MAX + 1, 3), (10, 10_000), (1, 100_000)] {
             let mut more = presence(count, layers);

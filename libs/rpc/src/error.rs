@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn a_defect_tells_nothing_of_its_cause() {
+    fn an_internal_error_hides_its_cause() {
         let status = Error::internal("WRONGTYPE key secret").into_status();
         assert_eq!(status.code(), Code::Internal);
         assert!(!status.message().contains("WRONGTYPE"), "{}", status.message());
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn when_to_try_again_is_told() {
+    fn an_error_carries_its_retry_delay() {
         let error = Error::unavailable(RpcReason::Draining, "the scheduler is ending");
         let view = ErrorView::from(&error.retry_after(Duration::from_millis(1500)).into_status());
         assert_eq!(view.retry_after, Some(Duration::from_millis(1500)));

@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rate_says_when_there_is_room_again_and_forgets() {
+    fn a_rate_returns_the_time_to_wait_and_forgets_old_keys() {
         const SECOND: Duration = Duration::from_secs(1);
         let (mut rates, now) = (Rates::default(), Instant::now());
         let mut take = |key: usize, now| rates.take(key, SECOND, 60 * SECOND, now);

@@ -68,7 +68,7 @@ mod tests {
     use crate::probe::MissingLayer;
 
     #[test]
-    fn a_gap_says_what_it_lets_through() {
+    fn a_gap_names_the_access_that_it_leaves_open() {
         let missing = |layer| MissingLayer { layer, why: "no reason".to_owned() };
         let mut support = IsolationSupport {
             level: Isolation::Basic,

@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_told_apart_and_descriptors_on_their_way_are_noticed() {
+    fn memory_files_count_as_memory_and_descriptors_in_flight_are_detected() {
         let (dir, scope) = place();
         let memory = rustix::fs::memfd_create("x", rustix::fs::MemfdFlags::CLOEXEC).expect("memory");
         File::from(memory.try_clone().expect("another")).write_all(&[1; 50_000]).expect("written");

@@ -101,7 +101,7 @@ async fn answer(mut stream: impl AsyncRead + AsyncWrite + Unpin, request: &str) 
 }
 
 #[tokio::test]
-async fn readiness_says_what_is_missing() {
+async fn readiness_names_the_unmet_condition() {
     let port = Port::open().await;
     assert_eq!(port.get("/readyz").await, (200, "ready\n".to_owned()));
     let storage = port.readiness.condition("storage");
@@ -113,7 +113,7 @@ async fn readiness_says_what_is_missing() {
 }
 
 #[tokio::test]
-async fn health_and_ready_are_told_by_every_service() {
+async fn every_service_answers_health_and_ready() {
     let port = Port::open().await;
     assert_eq!(port.get("/health").await, (200, "healthy\n".to_owned()));
     assert_eq!(port.get("/ready").await, (200, "ready\n".to_owned()));
@@ -192,7 +192,7 @@ async fn the_ends_of_certificates_are_metrics() {
 }
 
 #[tokio::test]
-async fn who_shows_no_token_hears_yes_or_no() {
+async fn a_caller_without_a_token_gets_only_ready_or_not_ready() {
     let port = Port::open().await;
     let storage = port.readiness.condition("storage");
     storage.unmet("connection refused");

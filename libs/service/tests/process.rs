@@ -140,7 +140,7 @@ fn the_first_signal_ends_it_in_order(name: &str) {
     assert_eq!(running.status(), Some(0));
 }
 
-fn a_drain_that_is_asked_for_is_answered_and_ends_it() {
+fn a_requested_drain_is_answered_and_ends_the_process() {
     let dir = tempfile::tempdir().expect("a directory");
     let file = dir.path().join("admin.secret");
     let secret = "0123456789abcdef";
@@ -260,7 +260,7 @@ fn main() -> ExitCode {
     }
     the_first_signal_ends_it_in_order("TERM");
     the_first_signal_ends_it_in_order("INT");
-    a_drain_that_is_asked_for_is_answered_and_ends_it();
+    a_requested_drain_is_answered_and_ends_the_process();
     a_secret_that_others_read_stops_the_start();
     a_hangup_ends_nothing();
     the_second_signal_ends_it_at_once();

@@ -33,7 +33,7 @@ pub use embedded::EmbeddedStore;
 pub use error::StoreError;
 pub use memory::MemoryStore;
 pub use replica::{
-    REPLICA_NAME_BYTES_MAX, REPLICA_WORDS_BYTES_MAX, Replica, StoreHeartbeat, StoreHeartbeatReply,
+    REPLICA_ANNOUNCEMENT_BYTES_MAX, REPLICA_NAME_BYTES_MAX, Replica, StoreHeartbeat, StoreHeartbeatReply,
 };
 pub use row::VersionedValue;
 pub use shared::SharedStore;

@@ -10,8 +10,8 @@ use crate::StoreError;
 
 /// Name of a replica, in bytes.
 pub const REPLICA_NAME_BYTES_MAX: usize = 255;
-/// Words of a replica, in bytes.
-pub const REPLICA_WORDS_BYTES_MAX: usize = 64 * 1024;
+/// Announcement of a replica, in bytes.
+pub const REPLICA_ANNOUNCEMENT_BYTES_MAX: usize = 64 * 1024;
 
 /// A replica of a service.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,7 +21,7 @@ pub struct Replica {
     /// Number of the replica's process: another process of the same name has another one.
     pub session: u64,
     /// Description of itself for the other replicas.
-    pub words: Bytes,
+    pub announcement: Bytes,
 }
 
 impl Replica {
@@ -30,7 +30,11 @@ impl Replica {
             if size > most { Err(StoreError::TooLarge { what: what.to_owned(), size, most }) } else { Ok(()) }
         };
         too_large("the name of a replica, in bytes,", self.name.len(), REPLICA_NAME_BYTES_MAX)?;
-        too_large("the words of a replica, in bytes,", self.words.len(), REPLICA_WORDS_BYTES_MAX)
+        too_large(
+            "the announcement of a replica, in bytes,",
+            self.announcement.len(),
+            REPLICA_ANNOUNCEMENT_BYTES_MAX,
+        )
     }
 }
 

@@ -161,12 +161,12 @@ impl KvStore for SharedStore {
     async fn heartbeat(&self, beat: &StoreHeartbeat) -> Result<StoreHeartbeatReply, StoreError> {
         beat.replica.check()?;
         let place = self.keyspace(&LaneKey::new(""));
-        let Replica { name, session, words } = &beat.replica;
+        let Replica { name, session, announcement } = &beat.replica;
         let call = BEAT.call(&[place.key("replicas"), place.fence()]).named(kv::named![
             name: name,
             session: &format!("{session:x}"),
             live_millis: u64::try_from(beat.ttl.as_millis()).unwrap_or(u64::MAX),
-            words: &words[..],
+            announcement: &announcement[..],
             is_takeover: beat.is_takeover,
         ]);
         let answer = place.connection.call(call).await.and_then(Value::array).map_err(store_error)?;
@@ -247,10 +247,11 @@ fn parse_heartbeat_reply(answer: Vec<Value>) -> kv::Result<StoreHeartbeatReply> 
     let mut number = || answer.next().unwrap_or(Value::Nil).uint();
     let (now, revision, is_displaced) = (number()?, number()?, number()? != 0);
     let mut replicas = Vec::new();
-    while let (Some(name), Some(session), Some(words)) = (answer.next(), answer.next(), answer.next()) {
+    while let (Some(name), Some(session), Some(announcement)) = (answer.next(), answer.next(), answer.next())
+    {
         let session = u64::from_str_radix(&session.text()?, 16);
         let session = session.map_err(|_| kv::Error::Protocol("a session is no number".to_owned()))?;
-        replicas.push(Replica { name: name.text()?, session, words: words.bytes()?.into() });
+        replicas.push(Replica { name: name.text()?, session, announcement: announcement.bytes()?.into() });
     }
     replicas.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(StoreHeartbeatReply { replicas, now, revision, is_displaced })

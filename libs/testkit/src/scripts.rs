@@ -522,7 +522,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_seed_says_everything() {
+    fn scripts_depend_on_the_seed_alone() {
         let scripts = |seed| {
             let mut generator = ScriptGenerator::new(SeededChoices::new(seed), ScriptDialect::Osis);
             [generator.script(), generator.hostile(), generator.script()]

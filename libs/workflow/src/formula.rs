@@ -463,7 +463,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_told_when_it_is_read() {
+    fn a_wrong_formula_is_refused_when_it_is_read() {
         for (text, expected) in [
             ("${{ stat.id }}", "`stat` is not known here: there are `state`, `event`; did you mean `state`?"),
             ("${{ state.ids }}", "`state` has no field `ids`; did you mean `id`?"),

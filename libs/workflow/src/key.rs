@@ -574,7 +574,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_part_says_what_it_was_made_of(text in ".{0,100}") {
+        fn a_key_part_decodes_to_its_text(text in ".{0,100}") {
             let encoded = part(&text);
             let bounds = [':', '{', '}'];
             prop_assert!(!encoded.contains(bounds) && encoded.len() <= PART_BYTES_MAX);

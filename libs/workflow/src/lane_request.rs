@@ -220,7 +220,7 @@ pub enum SagaLaneMessage {
     /// A verb.
     Verb(VerbMessage),
     /// A request to the lane.
-    Word(LaneRequestMessage<SagaLaneRequest>),
+    Request(LaneRequestMessage<SagaLaneRequest>),
 }
 
 /// Message that came under a subject of calls.
@@ -229,7 +229,7 @@ pub enum EffectLaneMessage {
     /// A command.
     Command(EffectCommand),
     /// A request to the lane.
-    Word(LaneRequestMessage<EffectLaneRequest>),
+    Request(LaneRequestMessage<EffectLaneRequest>),
 }
 
 /// Reads a message that came under a tenant's subject of instances.
@@ -242,7 +242,7 @@ pub fn read_saga_lane_message(
 ) -> Result<SagaLaneMessage, MessageReadError> {
     let value = json::read(body, crate::input::INPUT_BYTES_MAX)?;
     if is_request(&value) {
-        return message::take(&value, tenant).map(SagaLaneMessage::Word);
+        return message::take(&value, tenant).map(SagaLaneMessage::Request);
     }
     message::take(&value, tenant).map(SagaLaneMessage::Verb)
 }
@@ -257,7 +257,7 @@ pub fn read_effect_lane_message(
 ) -> Result<EffectLaneMessage, MessageReadError> {
     let value = json::read(body, crate::input::INPUT_BYTES_MAX)?;
     if is_request(&value) {
-        return message::take(&value, tenant).map(EffectLaneMessage::Word);
+        return message::take(&value, tenant).map(EffectLaneMessage::Request);
     }
     message::take(&value, tenant).map(EffectLaneMessage::Command)
 }
@@ -271,7 +271,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_are_told_from_verbs_and_commands() {
+    fn lane_requests_are_distinguished_from_verbs_and_commands() {
         let tenant: model::TenantId = "acme".parse().expect("a tenant");
         let request = LaneRequestMessage {
             tenant_id: "acme".to_owned(),
@@ -287,7 +287,7 @@ mod tests {
             reply_to: None,
         };
         let read = read_saga_lane_message(&message::write(&request), &tenant).expect("good");
-        assert_eq!(read, SagaLaneMessage::Word(request));
+        assert_eq!(read, SagaLaneMessage::Request(request));
         let of_call = LaneRequestMessage {
             tenant_id: "acme".to_owned(),
             request_id: "r-2".to_owned(),
@@ -300,7 +300,7 @@ mod tests {
             reply_to: Some(ReplyAddress { subject: "_INBOX.1".to_owned(), token: "t".to_owned() }),
         };
         let read = read_effect_lane_message(&message::write(&of_call), &tenant).expect("good");
-        assert_eq!(read, EffectLaneMessage::Word(of_call.clone()));
+        assert_eq!(read, EffectLaneMessage::Request(of_call.clone()));
         let foreign = "globex".parse().expect("a tenant");
         let refused = read_effect_lane_message(&message::write(&of_call), &foreign).expect_err("foreign");
         assert_eq!(refused.code(), "TENANT");

@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn events_are_read_in_the_words_of_several_senders() {
+    fn events_are_read_with_the_field_names_of_several_senders() {
         let full = event(
             r#"{"event_id":"e-1","type":"OrderPlaced","aggregate_type":"Order","aggregate_id":"o-1","version":3,
                 "tenant_id":"acme","data":{"n":1},"metadata":{"correlation_id":"c"},"schema_version":2}"#,
@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_understood_says_why() {
+    fn an_unreadable_event_is_refused_with_the_reason() {
         for (body, code, why) in [
             ("", "JSON", "expected a value"),
             ("[]", "ENVELOPE", "`the body` is an object"),

@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_read_as_far_as_they_are_known() {
+    fn unknown_fields_of_a_placement_member_are_ignored() {
         let text = r#"{"sagas":true,"effects":false,"weight":2,"is_new":1}"#;
         let read: PlacementMember = serde_json::from_str(text).expect("words");
         assert_eq!(read, PlacementMember { effects: false, name: String::new(), ..member("a", 2) });

@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_missed_is_caught_up_with_as_asked() {
+    fn missed_occurrences_are_caught_up_as_the_policy_requires() {
         let due = at("2026-03-01T03:00:00Z");
         let plan = |catch_up, now: &str| schedule("*/10 * * * *", catch_up).plan(due, at(now));
         let of =

@@ -188,7 +188,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_status_is_told_as_what_happened() {
+    fn a_status_becomes_the_report_of_its_state() {
         let report_of = |json: &str| report_of(serde_json::from_str(json).expect("a status"), "s".to_owned());
         let end = r#"{"outcome":"lost","end_time":7,"output_bytes":3}"#;
         let of = |state: &str, rest: &str| format!(r#"{{"state":"{state}"{rest}}}"#);

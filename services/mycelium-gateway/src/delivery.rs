@@ -277,7 +277,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_not_heard_is_a_failed_delivery_that_says_why() {
+    fn a_refused_envelope_is_a_failed_delivery_with_the_reason() {
         use envelope::Refusal;
         let own = || "own".to_owned();
         let refusals = [
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_say_whether_it_may_be_tried_again() {
+    fn refusals_show_whether_a_retry_may_succeed() {
         let refused = |reason, lasting| CallError::Refused(JsonRpcError::refused(reason, lasting, "why"));
         let cases = [
             (refused("KEY_CONFLICT", true), Some((ReasonCode::Refused, true))),

@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_refusal_says_whether_it_may_work_later() {
+    fn the_reason_of_a_refusal_shows_whether_a_later_read_may_succeed() {
         let refused = |reason, lasting| reason_of(&JsonRpcError::refused(reason, lasting, "why"));
         assert_eq!(refused("NOT_FOUND", true), LogGapReason::NotKept);
         assert_eq!(refused("CONTEXT_CLAIMED", true), LogGapReason::Refused);

@@ -30,7 +30,7 @@ use crate::mail_policy::{MailAdmissionControl, MailAdmissionError, MailPolicy};
 use crate::metrics::Metrics;
 
 /// Incoming messages that are handled at once. Further ones are refused as `BUSY`, and their senders retry.
-pub const LETTERS_AT_ONCE_MAX: usize = 64;
+pub const MESSAGES_AT_ONCE_MAX: usize = 64;
 /// Maximum number of other nodes of the bus with a mail conversation.
 pub const CORRESPONDENTS_MAX: usize = 256;
 /// How long storage may take to put a message into an inbox.
@@ -185,7 +185,7 @@ impl MailExchanger {
                 coordinators: CoordinatorClients::new(dial, Arc::clone(&signer), Arc::clone(&on_refusal)),
                 signer,
                 storage,
-                at_once: Semaphore::new(LETTERS_AT_ONCE_MAX),
+                at_once: Semaphore::new(MESSAGES_AT_ONCE_MAX),
                 gate: MailAdmissionControl::new(policy),
                 tries: AtomicUsize::new(0),
                 on_refusal,
@@ -332,7 +332,7 @@ impl MailExchanger {
     }
 
     /// Answers an envelope received over gRPC. Anyone may send one; it must be signed, and takes only one of
-    /// [`LETTERS_AT_ONCE_MAX`] places.
+    /// [`MESSAGES_AT_ONCE_MAX`] places.
     ///
     /// # Errors
     /// [`InboundMailError`]
@@ -504,7 +504,7 @@ mod tests {
     }
 
     #[test]
-    fn a_letter_is_of_whom_it_says_and_not_too_late() {
+    fn a_message_must_match_its_origin_and_must_not_have_expired() {
         let (root, other) = (SigningKey::generate().verifying_key(), SigningKey::generate().verifying_key());
         let now = Timestamp::from_millis(1_800_000_000_000);
         let message = DirectMessage {

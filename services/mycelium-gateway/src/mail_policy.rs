@@ -14,13 +14,13 @@ use rpc::Rates;
 use tokio::time::Instant;
 
 /// Letters that one listed coordinator may bring in a minute.
-pub const LISTED_LETTERS_PER_MINUTE_MAX: u32 = 600;
+pub const LISTED_MESSAGES_PER_MINUTE_MAX: u32 = 600;
 /// Letters that one coordinator that is not listed may bring in a minute.
-pub const STRANGER_LETTERS_PER_MINUTE_MAX: u32 = 30;
+pub const STRANGER_MESSAGES_PER_MINUTE_MAX: u32 = 30;
 /// Letters that all coordinators that are not listed may bring in a minute, together.
-pub const STRANGERS_LETTERS_PER_MINUTE_MAX: u32 = 300;
+pub const STRANGERS_MESSAGES_PER_MINUTE_MAX: u32 = 300;
 /// Letters for one recipient in a minute: of listed coordinators, and again as many of the others.
-pub const RECIPIENT_LETTERS_PER_MINUTE_MAX: u32 = 120;
+pub const RECIPIENT_MESSAGES_PER_MINUTE_MAX: u32 = 120;
 
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -123,16 +123,16 @@ impl MailAdmissionControl {
         let MailRates { strangers, by_root, by_recipient } = &mut *rates;
         let too_fast = |limit, max| move |wait| MailAdmissionError::TooFast { limit, max, wait };
         let (limit, max) = if is_stranger {
-            ("stranger_letters_per_minute_max", STRANGER_LETTERS_PER_MINUTE_MAX)
+            ("stranger_letters_per_minute_max", STRANGER_MESSAGES_PER_MINUTE_MAX)
         } else {
-            ("listed_letters_per_minute_max", LISTED_LETTERS_PER_MINUTE_MAX)
+            ("listed_letters_per_minute_max", LISTED_MESSAGES_PER_MINUTE_MAX)
         };
         by_root.take(*root.as_bytes(), MINUTE / max, MINUTE, now).map_err(too_fast(limit, max))?;
         if is_stranger {
-            let (limit, max) = ("strangers_letters_per_minute_max", STRANGERS_LETTERS_PER_MINUTE_MAX);
+            let (limit, max) = ("strangers_letters_per_minute_max", STRANGERS_MESSAGES_PER_MINUTE_MAX);
             strangers.take((), MINUTE / max, MINUTE, now).map_err(too_fast(limit, max))?;
         }
-        let (limit, max) = ("recipient_letters_per_minute_max", RECIPIENT_LETTERS_PER_MINUTE_MAX);
+        let (limit, max) = ("recipient_letters_per_minute_max", RECIPIENT_MESSAGES_PER_MINUTE_MAX);
         by_recipient
             .take((is_stranger, message.to.clone()), MINUTE / max, MINUTE, now)
             .map_err(too_fast(limit, max))
@@ -200,12 +200,12 @@ mod tests {
             Err(MailAdmissionError::TooFast { limit, .. }) => limit,
             other => panic!("{other:?}"),
         };
-        for _ in 0..STRANGER_LETTERS_PER_MINUTE_MAX {
+        for _ in 0..STRANGER_MESSAGES_PER_MINUTE_MAX {
             gate.admit(&message_to("a"), one, true, now).expect("within its rate");
         }
         assert_eq!(limit(gate.admit(&message_to("b"), one, true, now)), "stranger_letters_per_minute_max");
         // Made-up roots share the limit of a recipient.
-        for _ in STRANGER_LETTERS_PER_MINUTE_MAX..RECIPIENT_LETTERS_PER_MINUTE_MAX {
+        for _ in STRANGER_MESSAGES_PER_MINUTE_MAX..RECIPIENT_MESSAGES_PER_MINUTE_MAX {
             gate.admit(&message_to("a"), root(), true, now).expect("another root");
         }
         assert_eq!(
@@ -213,7 +213,7 @@ mod tests {
             "recipient_letters_per_minute_max"
         );
         // They also share the limit of all strangers.
-        for n in RECIPIENT_LETTERS_PER_MINUTE_MAX + 1..STRANGERS_LETTERS_PER_MINUTE_MAX {
+        for n in RECIPIENT_MESSAGES_PER_MINUTE_MAX + 1..STRANGERS_MESSAGES_PER_MINUTE_MAX {
             gate.admit(&message_to(&n.to_string()), root(), true, now).expect("another recipient");
         }
         assert_eq!(

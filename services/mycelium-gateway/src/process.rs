@@ -10,10 +10,10 @@ use service::{AddressFlags, Failure, ServiceHost, ServiceLimits};
 use crate::app::{App, Deps};
 use crate::config::Config;
 use crate::dialing::dial;
-use crate::mail::{CORRESPONDENTS_MAX, LETTERS_AT_ONCE_MAX};
+use crate::mail::{CORRESPONDENTS_MAX, MESSAGES_AT_ONCE_MAX};
 use crate::mail_policy::{
-    LISTED_LETTERS_PER_MINUTE_MAX, MailPolicy, RECIPIENT_LETTERS_PER_MINUTE_MAX,
-    STRANGER_LETTERS_PER_MINUTE_MAX, STRANGERS_LETTERS_PER_MINUTE_MAX,
+    LISTED_MESSAGES_PER_MINUTE_MAX, MailPolicy, RECIPIENT_MESSAGES_PER_MINUTE_MAX,
+    STRANGER_MESSAGES_PER_MINUTE_MAX, STRANGERS_MESSAGES_PER_MINUTE_MAX,
 };
 use crate::routers::UNACKNOWLEDGED_MAX;
 use crate::rpc::policy;
@@ -74,12 +74,12 @@ impl service::App for App {
     fn limits(_: &Flags) -> ServiceLimits {
         ServiceLimits::from([
             ("unacknowledged_max", UNACKNOWLEDGED_MAX as u64),
-            ("letters_at_once_max", LETTERS_AT_ONCE_MAX as u64),
+            ("letters_at_once_max", MESSAGES_AT_ONCE_MAX as u64),
             ("correspondents_max", CORRESPONDENTS_MAX as u64),
-            ("listed_letters_per_minute_max", LISTED_LETTERS_PER_MINUTE_MAX.into()),
-            ("stranger_letters_per_minute_max", STRANGER_LETTERS_PER_MINUTE_MAX.into()),
-            ("strangers_letters_per_minute_max", STRANGERS_LETTERS_PER_MINUTE_MAX.into()),
-            ("recipient_letters_per_minute_max", RECIPIENT_LETTERS_PER_MINUTE_MAX.into()),
+            ("listed_letters_per_minute_max", LISTED_MESSAGES_PER_MINUTE_MAX.into()),
+            ("stranger_letters_per_minute_max", STRANGER_MESSAGES_PER_MINUTE_MAX.into()),
+            ("strangers_letters_per_minute_max", STRANGERS_MESSAGES_PER_MINUTE_MAX.into()),
+            ("recipient_letters_per_minute_max", RECIPIENT_MESSAGES_PER_MINUTE_MAX.into()),
             ("secret_bytes_max", SECRET_BYTES_MAX as u64),
         ])
     }

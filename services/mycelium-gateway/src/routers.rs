@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn who_told_something_learns_when_it_was_handled() {
+    fn the_sender_of_a_report_is_notified_when_it_is_handled() {
         let routers = routers();
         assert_eq!(routers.send(job(1), 1, report()).err(), Some(RouterSendError::NoRouter));
         let (session, mut items) = routers.join();
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_that_is_said_again_is_told_once() {
+    fn a_repeated_event_is_sent_to_the_router_once() {
         let routers = routers();
         let (session, mut items) = routers.join();
         let mut first = routers.send(job(1), 1, report()).expect("taken");

@@ -50,7 +50,7 @@ pub const INTERNAL_POLICY: PolicyTable<'static> = &[(
 
 /// Maximum size of a call by anyone: the longest mail text, with each character escaped as two, and its envelope.
 /// A gRPC message whose header announces more is not read.
-pub const LETTER_MESSAGE_BYTES_MAX: usize = 2 * MESSAGE_TEXT_BYTES_MAX + 64 * 1024;
+pub const MAIL_REQUEST_BYTES_MAX: usize = 2 * MESSAGE_TEXT_BYTES_MAX + 64 * 1024;
 /// Delay after which a caller that was refused as too busy should retry.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// Items that go out together.
@@ -83,7 +83,7 @@ impl GatewayRpc {
 
     pub(crate) fn mount_public(&self, mount: MountBuilder) -> MountBuilder {
         let server =
-            GatewayServiceServer::new(self.clone()).max_decoding_message_size(LETTER_MESSAGE_BYTES_MAX);
+            GatewayServiceServer::new(self.clone()).max_decoding_message_size(MAIL_REQUEST_BYTES_MAX);
         mount.service(server)
     }
 

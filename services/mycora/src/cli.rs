@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn options_of_the_connection_are_told_of_once() {
+    fn connection_options_are_listed_by_one_command_and_accepted_by_all() {
         let help = |path: &[&str]| {
             let mut all = command();
             all.build();

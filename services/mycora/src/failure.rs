@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_role_that_is_too_small_is_told_with_the_command_that_gives_it() {
+    fn an_insufficient_role_is_reported_with_the_command_that_raises_it() {
         let denied = model::context::AccessDenied::RoleTooSmall {
             actor: model::ActorId(3),
             context: model::ContextId(1),
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_certificate_is_told_from_a_server_that_is_not_there() {
+    fn a_wrong_certificate_is_distinguished_from_an_absent_server() {
         let failed = |text: &str| CliError::from(ApiCallError::from(Status::unavailable(text))).to_string();
         assert!(failed("cannot reach h:1: invalid peer certificate: UnknownIssuer").contains("pki show"));
         assert!(failed("cannot reach h:1: Connection refused").contains("mycora up"));

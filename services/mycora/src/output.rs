@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn yaml_says_what_json_says() {
+    fn texts_in_yaml_output_are_read_back_unchanged() {
         let texts = [
             "",
             " ",

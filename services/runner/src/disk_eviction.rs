@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn others_count_while_they_have_jobs_and_as_they_told_lately() {
+    fn others_count_while_they_have_jobs_and_with_their_recent_reports() {
         let root = tempfile::tempdir().expect("a directory");
         let dirs = [1, 2, 3].map(|number| {
             let own = queue::work_dir::instance_dir(root.path(), &"g".parse().expect("a name"), number);

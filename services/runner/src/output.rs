@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn each_stream_is_bounded_and_marked_once_and_told_to_its_end() {
+    fn each_stream_is_bounded_with_one_mark_and_keeps_its_tail() {
         let mut gathered = ScriptOutputBuffer::default();
         let piece = vec![b'x'; 1024 * 1024];
         for _ in 0..12 {

@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_is_entered_as_the_flags_say() {
+    fn the_nats_login_follows_the_flags() {
         let dir = tempfile::tempdir().expect("a directory");
         let secret = dir.path().join("secret");
         std::fs::write(&secret, "s3cret\n").expect("written");

@@ -37,7 +37,7 @@ use crate::lane::gateway::Gateway;
 use crate::lane::{LaneEnvironment, LaneExit};
 use crate::providers::CallProvider;
 use crate::quotas::LANE_CALLS_MAX;
-use crate::sagas::{SAGA_LETTERS_MAX, SagaLane};
+use crate::sagas::{SAGA_DEAD_LETTERS_MAX, SagaLane};
 use crate::tenants::TenantRegistry;
 
 /// Largest number of lanes that a replica owns.
@@ -350,7 +350,7 @@ impl LanePlacement {
                     shard: *shard,
                     since: wanted.since,
                     definitions: Arc::clone(&self.definitions),
-                    letters_max: SAGA_LETTERS_MAX,
+                    letters_max: SAGA_DEAD_LETTERS_MAX,
                     gateway: Arc::clone(&self.gateway),
                     around,
                 };

@@ -35,7 +35,7 @@ use crate::placement::{LANES_MAX, SagaReplicaIdentity, SagaReplicaRole};
 use crate::providers::flow::WAITING_MAX;
 use crate::quotas::{LANE_CALL_BYTES_MAX, LANE_CALLS_MAX};
 use crate::rpc::{DATA_BYTES_MAX, LOOKED_AT_MAX, SCANS_MAX, policy};
-use crate::sagas::{ROOM, SAGA_LETTERS_MAX, TOMBSTONE_MILLIS};
+use crate::sagas::{ROOM, SAGA_DEAD_LETTERS_MAX, TOMBSTONE_MILLIS};
 use crate::tenants::TenantRegistry;
 use crate::visibility::SagaVisibilityFlags;
 
@@ -218,7 +218,7 @@ pub fn limits() -> ServiceLimits {
         ("saga_versions_max", SAGA_VERSIONS_MAX as u64),
         ("tenant_sagas_max", TENANT_SAGAS_MAX as u64),
         ("saga_ended_keep_secs", TOMBSTONE_MILLIS / 1000),
-        ("saga_letters_max", SAGA_LETTERS_MAX),
+        ("saga_letters_max", SAGA_DEAD_LETTERS_MAX),
         ("saga_list_rows_max", LOOKED_AT_MAX as u64),
         ("saga_list_reads_max", SCANS_MAX as u64),
         ("saga_watches_behind_max", ALONE_MAX as u64),

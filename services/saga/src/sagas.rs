@@ -43,7 +43,7 @@ pub use self::batch::{DeadLetterRow, HeldInput, HeldRow, InstanceListRow};
 pub(crate) use self::batch::{KNOWN_MILLIS, TOMBSTONE_MILLIS};
 use self::blocked::BlockedInputs;
 use self::dead_letter_limit::DeadLetterLimit;
-pub use self::dead_letter_limit::SAGA_LETTERS_MAX;
+pub use self::dead_letter_limit::SAGA_DEAD_LETTERS_MAX;
 pub(crate) use self::dead_letters::passed_on;
 use self::input_task::{InputOutcome, InputTask};
 use self::intake::InstanceAction;

@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_told_at_once() {
+    fn every_problem_of_a_tenants_file_is_listed_at_once() {
         let text = "a.b: { context: 1 }\nacme: { weight: 0, contxt: 1 }\nc: { context: 0 }\nd: { context: 1, weight: 101 }\ne: { context: 1, quotas: { timers: 0, instance: 1 } }\n";
         let refused = TenantRegistry::read("t.yaml", text).expect_err("wrong").to_string();
         for expected in [

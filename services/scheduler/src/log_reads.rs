@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_answer_reaches_who_asked_also_over_another_stream() {
+    async fn an_answer_reaches_its_reader_also_over_another_stream() {
         let client = LogReadClient::default();
         let reading = tokio::spawn({
             let client = client.clone();

@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blocks_of_very_many_callers_go_and_those_that_were_asked_for_stay() {
+    fn blocks_beyond_the_limit_are_dropped_and_requested_ones_are_kept() {
         let (mut ids, waiting) = (MessageIds::default(), (ContextId(1), ActorId(0)));
         assert_eq!(ids.supply(waiting), MessageIdSupply::Request);
         for caller in (1..=3 * 4096).map(|actor| (ContextId(1), ActorId(actor))) {
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_is_asked_for_once() {
+    fn a_block_of_ids_is_requested_once() {
         let mut ids = MessageIds::default();
         let caller = (ContextId(1), ActorId(1));
         assert!(!ids.has_enough(caller));

@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_is_asked_for_where_it_can_be() {
+    fn a_log_query_is_sent_to_a_stream_that_can_take_it() {
         let mut routers = ReportStreams::default();
         let query = |query_id| LogQuery { query_id, ..Default::default() };
         assert_eq!(routers.read_log(query(1)), None);

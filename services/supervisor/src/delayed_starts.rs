@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn a_start_that_is_told_again_is_not_lost() {
+    fn a_start_that_is_reported_again_is_not_lost() {
         let (mut starts, mut waiting, now) = (DelayedStarts::default(), VecDeque::new(), Instant::now());
         let job = key(1);
         starts.sort(started(job, 1), now, &mut waiting);

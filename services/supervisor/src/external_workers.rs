@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_others_run_is_told_where_none_of_ours_runs_it() {
+    fn external_workers_are_listed_for_types_that_no_own_instance_serves() {
         let others = ExternalWorkers::new(&[ScriptType::V, ScriptType::Python]);
         let mut instances = Vec::new();
         others.complete(&mut instances);

@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn all_problems_are_told_at_once() {
+    fn all_problems_of_legacy_bindings_are_reported_at_once() {
         let good = format!("script_type = 'osis'\ncontext = '{CONTEXT}'\n");
         let text = format!(
             "[[legacy]]\npush = 'hero:job:a'\n{good}\
@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_none_is_told_by_name() {
+    fn a_missing_bindings_file_is_named() {
         let problems = LegacyBindings::load(Path::new("/no/such/file")).expect_err("no file").to_string();
         assert!(problems.contains("/no/such/file"), "{problems}");
     }

@@ -210,7 +210,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn more_instances_than_others_are_told_of_are_known_here() {
+    fn an_announcement_is_limited_and_all_instances_are_known_locally() {
         let instance = |number: u32| InstanceInfo {
             script_type: model::ScriptType::Shell,
             group: "default".parse().expect("a name"),

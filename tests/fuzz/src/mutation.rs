@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_seed_says_what_is_changed() {
+    fn a_seed_determines_the_mutations() {
         let target = &crate::TARGETS[0];
         let changed = |seed| {
             let (mut random, mut inputs) = (Random::new(seed), Vec::new());

@@ -18,7 +18,7 @@ use crate::suite::metric;
 const REFUSED: &str = "mycora_connections_refused_total";
 
 /// Every service sends the client the reason of the refusal, and counts it.
-pub(crate) async fn ends_with_the_alert_that_says_why(stage: &Stage) {
+pub(crate) async fn ends_with_the_alert_for_the_reason(stage: &Stage) {
     let executor = Identity::Actor(ActorId(EXECUTOR));
     let refused = [
         (stage.foreign(executor), AlertDescription::UnknownCA),

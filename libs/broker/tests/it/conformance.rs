@@ -37,8 +37,8 @@ on_both_brokers! {
     no_more_is_pulled_than_there_is_room_for
     nothing_is_pulled_without_room
     no_more_is_under_way_than_may_be
-    a_consumer_tells_what_is_left
-    a_cursor_hears_how_far_was_looked
+    a_cursor_reports_delivered_pending_and_unacknowledged_messages
+    a_cursor_reports_its_progress_past_messages_of_others
     a_deleted_consumer_ends_its_deliveries
     replies_come_to_the_inbox
 }
@@ -405,7 +405,7 @@ async fn no_more_is_under_way_than_may_be(world: BrokerUnderTest) {
     assert_eq!(read(&mut *deliveries, 1).await, [5]);
 }
 
-async fn a_consumer_tells_what_is_left(world: BrokerUnderTest) {
+async fn a_cursor_reports_delivered_pending_and_unacknowledged_messages(world: BrokerUnderTest) {
     let broker = with_stream(&world).await;
     assert_eq!(broker.cursor(STREAM, CONSUMER).await, Ok(None));
     assert_eq!(broker.cursor("NONE", CONSUMER).await, Ok(None));
@@ -468,7 +468,7 @@ async fn replies_come_to_the_inbox(world: BrokerUnderTest) {
     assert!(connected(&*broker, generation).await.generation > generation);
 }
 
-async fn a_cursor_hears_how_far_was_looked(world: BrokerUnderTest) {
+async fn a_cursor_reports_its_progress_past_messages_of_others(world: BrokerUnderTest) {
     let broker = with_stream(&world).await;
     let _ = publish_all(&*broker, 0..2).await;
     let mut deliveries = open(&*broker, CursorStart::After(0)).await;

@@ -90,7 +90,7 @@ async fn a_server_is_reached_by_tls_and_login() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn refused_clients_are_told_why() {
+async fn refused_clients_get_the_reason_and_no_secret() {
     let server = SecuredNats::start();
     let tls = |ca: &str| JetStreamTls { ca: Some(server.path(ca)), ..server.options().tls.expect("TLS") };
     let stranger = JetStreamLogin::Password { user: "ann".to_owned(), password: "wrong".to_owned() };

@@ -113,7 +113,7 @@ async fn a_stale_acknowledgement_counts() {
 }
 
 #[tokio::test]
-async fn levers_change_what_a_server_says() {
+async fn levers_change_the_answers_of_a_simulated_server() {
     let (broker, _) = simulated().await;
     let _ = publish_all(&broker, 0..5).await;
     broker.expire(STREAM, 4);

@@ -379,7 +379,7 @@ fn what_is_still_on_its_way_is_not_unknown() {
 }
 
 #[test]
-fn a_piece_of_output_is_read_for_the_scheduler_that_asks() {
+fn a_log_read_is_answered_to_the_scheduler_that_sent_the_query() {
     let mut bench = Bench::new();
     bench.put(Input::SchedulerUp("other".to_owned()));
     let query = |query_id, runner_id| wire::LogQuery {
@@ -582,7 +582,7 @@ fn a_context_with_very_much_to_send_delays_another_by_one_window_at_most() {
 }
 
 #[test]
-fn a_message_of_which_all_is_refused_says_why() {
+fn a_message_with_all_jobs_refused_is_settled_with_the_refusal() {
     let mut bench = Bench::new();
     let mut settle = |message: u32, jobs: &[u32], refused_count: u32| {
         let sent = bench.held(vec![held(message, jobs)]).deliver;

@@ -11,7 +11,7 @@ use super::{check_expiry, open, same, sign};
 use crate::Refusal;
 
 /// Payload type of an envelope with a direct message's terms.
-pub const LETTER_TYPE: &str = "application/vnd.mycora.letter+json";
+pub const DIRECT_MESSAGE_TYPE: &str = "application/vnd.mycora.letter+json";
 
 /// Terms of a direct message, as its sender states them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,7 +73,7 @@ pub fn sign_direct_message(message: &DirectMessageTerms<'_>, key: &SigningKey, e
         text_sha256: BlobHash::of(message.text.as_bytes()),
         expires: expires.as_millis(),
     };
-    sign(LETTER_TYPE, &statement, key)
+    sign(DIRECT_MESSAGE_TYPE, &statement, key)
 }
 
 /// Checks the signature of a direct message and returns its signer; none, when there is no signature. Whose key that is, and
@@ -87,7 +87,7 @@ pub fn check_direct_message(
     now: Timestamp,
 ) -> Result<Option<SignedDirectMessage>, Refusal> {
     let Some(signature) = &message.signature else { return Ok(None) };
-    let (signer, statement): (_, DirectMessageStatement) = open(LETTER_TYPE, signature)?;
+    let (signer, statement): (_, DirectMessageStatement) = open(DIRECT_MESSAGE_TYPE, signature)?;
     let DirectMessageStatement { id, to, target_context, message_type, format, topic, text_sha256, expires } =
         statement;
     if signer.to_string() != message.from {

@@ -214,7 +214,7 @@ fn nothing_else_passes_for_a_signature() {
     let other_type = check_job(&execution(Some(of_message)), NOW);
     assert!(matches!(other_type, Err(Refusal::OtherType(_))), "{other_type:?}");
     let with = |payload: &str| {
-        let envelope = Envelope::sign(LETTER_TYPE, payload.to_owned().into(), &key).to_json();
+        let envelope = Envelope::sign(DIRECT_MESSAGE_TYPE, payload.to_owned().into(), &key).to_json();
         let signature = Some(String::from_utf8_lossy(&envelope).into_owned());
         check_direct_message(&DirectMessage { signature, ..sent.clone() }, NOW)
     };
@@ -276,7 +276,7 @@ proptest! {
 
     /// Whatever byte of it is changed: it says the same by the same key, or nothing.
     #[test]
-    fn a_changed_signature_says_nothing_new(at: prop::sample::Index, byte: u8) {
+    fn a_changed_signature_verifies_as_before_or_not_at_all(at: prop::sample::Index, byte: u8) {
         let key = SigningKey::generate();
         let signature = sign_job(&terms(&spec()), &key, NOW + HOUR);
         let signed = check_terms(&signature, &terms(&spec()), NOW).expect("it fits");

@@ -61,7 +61,7 @@ fn references_are_listed_once() {
 }
 
 #[test]
-fn what_has_no_answer_says_why() {
+fn a_condition_without_a_truth_value_fails_with_the_reason() {
     let a = [("rows", "12"), ("kind", "rain"), ("big", "9223372036854775807")];
     for (text, expected) in [
         ("results.a.rows", "`when` gives a number, not true or false"),

@@ -140,7 +140,7 @@ fn a_failure_that_is_kept_neither_ends_the_rest_nor_is_forgotten() {
 }
 
 #[test]
-fn a_flow_runs_again_as_often_as_it_is_asked_to() {
+fn a_flow_can_be_rerun_any_number_of_times() {
     let mut world = failed_once();
     for generation in 2..5 {
         world.run_again(Rerun::Failed, |_| {});

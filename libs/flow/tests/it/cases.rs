@@ -156,7 +156,7 @@ fn a_lasting_refusal_fails_at_once() {
 }
 
 #[test]
-fn without_a_place_a_node_waits_and_says_so() {
+fn a_node_without_a_live_runner_waits_with_that_reason() {
     let mut world = World::new(crate::world::flow(2), &[spec("a", &[]), spec("b", &[])]);
     world.place.live = false;
     world.feed([FlowEngineInput::Start]);
@@ -276,7 +276,7 @@ fn a_result_beyond_its_limit_fails_the_node() {
 }
 
 #[test]
-fn stopped_by_somebody_at_its_supervisor_is_a_failed_try() {
+fn a_stop_at_the_supervisor_counts_as_a_failed_try() {
     let mut a = spec("a", &[]);
     a.policy.retries = 1;
     let mut world = World::started(&[a, spec("b", &["a"])]);

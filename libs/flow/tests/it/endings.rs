@@ -46,7 +46,7 @@ fn cancel_reaches_every_state() {
 }
 
 #[test]
-fn an_end_that_others_tell_stops_the_attempt() {
+fn an_end_reported_by_another_source_stops_the_attempt() {
     let mut world = World::started(&[spec("a", &[])]);
     world.start("a");
     let FlowEngineInput::Report(mut report) = world.report("a", failed(1)) else { unreachable!() };
@@ -404,7 +404,7 @@ fn a_flow_is_loaded_only_when_it_is_right() {
 }
 
 #[test]
-fn what_had_to_be_killed_is_told_with_the_end() {
+fn the_reason_of_an_end_lists_the_killed_processes() {
     for cancelled in [false, true] {
         let mut world = World::started(&[spec("a", &[])]);
         world.start("a");

@@ -88,7 +88,7 @@ fn an_attempt_that_is_not_accepted_expires() {
 }
 
 #[test]
-fn who_says_that_an_expired_attempt_lives_is_asked_again() {
+fn each_report_that_an_expired_attempt_lives_sends_another_stop() {
     let mut world = World::started(&[limited("a", 0)]);
     world.pass(10.0);
     world.end("a", accepted());

@@ -53,7 +53,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
     #[test]
-    fn every_history_ends_as_the_reference_says(case in case()) {
+    fn every_history_ends_as_in_the_reference(case in case()) {
         friendly(&case);
     }
 

@@ -174,7 +174,7 @@ fn a_loss_ends_a_job_that_is_not_idempotent() {
 }
 
 #[test]
-fn a_step_tells_what_was_lost_and_the_counts_after_each_change() {
+fn a_step_reports_losses_and_the_counts_after_each_change() {
     let mut world = World::started(&[retried(1)]);
     let mut lost = Vec::new();
     for end in [failed(1), vanished(), drained()] {

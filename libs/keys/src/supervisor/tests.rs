@@ -121,7 +121,7 @@ proptest! {
 }
 
 #[test]
-fn builders_write_what_the_table_says() {
+fn key_builders_match_the_key_table() {
     let ours = LegacyQueue::parse("hero:q:work:type:shell").expect("open to others");
     for queue in [ours, LegacyQueue::parse("queue:python").expect("an old queue")] {
         let key = legacy::legacy_claims(&queue);

@@ -200,7 +200,7 @@ async fn a_replica_takes_over_from_a_living_primary(cluster: &RedisCluster, kv: 
 }
 
 #[tokio::test]
-async fn a_server_that_is_no_cluster_says_so() {
+async fn a_server_without_cluster_support_is_reported() {
     let redis = RedisServer::builder().tcp().start();
     let kv = open(&format!("redis+cluster://127.0.0.1:{}", redis.port()));
     let refused = kv.at(0, "1").ping().await.expect_err("it is no cluster");

@@ -157,7 +157,7 @@ async fn many_in_flight_share_one_connection() {
 }
 
 #[tokio::test]
-async fn a_replica_and_a_full_server_are_told_apart() {
+async fn a_replica_and_a_full_server_give_different_errors() {
     let redis = RedisServer::start();
     let connection = open(&redis.url()).default_database();
     let write = || connection.cmd(Cmd::new("SET").arg("a").arg("1"));
@@ -170,7 +170,7 @@ async fn a_replica_and_a_full_server_are_told_apart() {
 }
 
 #[tokio::test]
-async fn a_server_that_cannot_write_to_its_disk_is_told_apart() {
+async fn a_server_that_cannot_write_to_its_disk_gives_an_error_of_its_own() {
     let redis = RedisServer::start();
     let connection = open(&redis.url()).default_database();
     let write = || connection.cmd(Cmd::new("SET").arg("a").arg("1"));

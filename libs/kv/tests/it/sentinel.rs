@@ -34,7 +34,7 @@ async fn the_master_is_followed() {
 }
 
 #[tokio::test]
-async fn sentinels_that_do_not_know_the_master_say_so() {
+async fn sentinels_report_a_master_that_they_do_not_know() {
     let redis = RedisSentinels::start();
     let other = redis.url().replace("/main", "/other");
     let unknown = open(&other).database(0).ping().await.expect_err("there is none of that name");

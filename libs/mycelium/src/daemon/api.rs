@@ -400,7 +400,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn codes_that_are_used_twice_are_told_apart() {
+    fn codes_with_two_meanings_are_distinguished_by_their_message() {
         assert_eq!(map_code(-32008, "Response is too big", None), DaemonApiError::AnswerTooLong);
         assert_eq!(map_code(-32008, "Server error", None), DaemonApiError::NoRoute);
         assert_eq!(map_code(-32019, "Server error", None), DaemonApiError::UnknownMessage);

@@ -125,7 +125,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_says_what_a_set_would(counts in prop::collection::vec(1u64..200_000, 1..200)) {
+        fn the_duplicate_filter_decides_like_a_set(counts in prop::collection::vec(1u64..200_000, 1..200)) {
             let (mut seen, mut set, mut newest) = (DuplicateFilter::default(), HashSet::new(), 0);
             for count in counts {
                 let id = BusMessageId { channel: 1, count };

@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_is_short_whatever_was_said() {
+    fn a_refusal_is_short_for_any_input() {
         let long = "\u{202e}".repeat(100_000);
         let text = format!(r#"{{"jsonrpc":"2.0","error":"{long}"}}"#);
         let problem = single(&text).expect_err("no error").problem;

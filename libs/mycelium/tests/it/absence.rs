@@ -108,7 +108,7 @@ async fn what_comes_after_its_deadline_is_dropped() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_ping_says_who_listens() {
+async fn a_ping_succeeds_only_where_the_topic_has_a_listener() {
     let [a, b] = daemons();
     let sender = bus(&a, "ws");
     let receiver = crate::setup::bus_with(b.url("ws"), |config| config.alone = true);

@@ -101,7 +101,7 @@ async fn a_topic_has_one_listener_at_a_time() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_idle_bus_asks_rarely_and_never_waits_in_the_daemon() {
+async fn an_idle_bus_polls_rarely_and_never_waits_in_the_daemon() {
     let [a, b] = daemons();
     let (sender, receiver) = (bus(&a, "ws"), bus(&b, "ws"));
     let mut inbox = receiver.listen();

@@ -30,7 +30,7 @@ fn counting(end: &End) -> watch::Receiver<HashMap<u32, u32>> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_told_delivered_came_once_whatever_restarts() {
+async fn payloads_reported_as_delivered_arrive_once_over_any_restarts() {
     const MESSAGES: u32 = 240;
     // Sent once the sender's daemon is down for the last time, however late the restarts come.
     const LATE: u32 = 200;
@@ -107,7 +107,7 @@ async fn parts_that_were_held_by_a_bus_that_is_gone_are_sent_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_daemon_that_is_not_there_yet_is_waited_for_and_said_so() {
+async fn a_bus_waits_for_an_absent_daemon_and_shows_that_in_its_status() {
     for scheme in SCHEMES {
         let overlay = Overlay::default();
         let mut a = Daemon::StandIn(StandIn::stopped(&overlay, Traps::ARMED));
@@ -150,7 +150,7 @@ async fn a_daemon_with_too_many_connections_is_come_back_to() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn somebody_elses_pop_holds_up_and_loses_nothing() {
+async fn a_pop_by_another_client_neither_blocks_nor_loses_payloads() {
     let [a, b] = daemons();
     let (sender, receiver) = (bus(&a, "ws"), bus(&b, "ws"));
     let mut inbox = receiver.listen();

@@ -256,7 +256,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_watch_is_told_follows_from_the_event() {
+    fn a_watch_is_sent_the_flow_as_of_the_event() {
         let time_of = |millis| Some(time::to_wire(Timestamp::from_millis(millis)));
         let later = v1::Flow {
             id: 7,
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_that_says_all_of_it_makes_the_same_summary_as_the_flow() {
+    fn a_complete_change_makes_the_same_summary_as_the_flow() {
         let change = FlowEvent {
             flow_id: FlowId(7),
             status: Some(FlowStatus::Cancelled),

@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn of_much_output_the_end_is_told() {
+    fn long_output_is_reported_by_its_tail_and_its_offset() {
         let end = LegacyJobEnd { printed: 100, ..ended("", "the end") };
         assert_eq!(end.log(), Some(LogChunk { offset: 93, text: "the end".into(), time: None }));
         assert_eq!(end.end("w").output_bytes, 100);

@@ -36,7 +36,7 @@ async fn a_pop_without_a_claim_is_put_back_in_its_place() {
 }
 
 #[tokio::test]
-async fn behind_any_number_of_nobodys_entries_nothing_is_missing() {
+async fn jobs_behind_any_number_of_unknown_queue_entries_are_still_taken() {
     let bench = QueueTestBench::new();
     for _ in 0..2500 {
         let _ = bench.redis.raw(15, &["RPUSH", SHARED, "nobody"]);

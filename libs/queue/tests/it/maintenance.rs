@@ -27,7 +27,7 @@ async fn a_drain_is_remembered() {
 }
 
 #[tokio::test]
-async fn blobs_are_in_use_until_the_end_was_told() {
+async fn blobs_are_in_use_until_the_end_is_acknowledged() {
     let bench = QueueTestBench::new();
     let mut job = execution(1);
     let context = job.job_key.context;

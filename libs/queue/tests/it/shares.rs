@@ -80,7 +80,7 @@ async fn what_was_set_aside_is_taken_in_its_order_and_once() {
 }
 
 #[tokio::test]
-async fn who_waits_while_somebody_ends_hears_of_what_was_set_aside() {
+async fn a_waiting_instance_gets_a_job_set_aside_when_another_job_ends() {
     let bench = QueueTestBench::new();
     let (instance, mut intake, _control) = bench.join(1).await;
     accept(&bench, 2, 500..501).await;

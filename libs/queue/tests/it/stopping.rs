@@ -173,7 +173,7 @@ async fn of_a_context_with_very_much_everything_is_forgotten() {
 }
 
 #[tokio::test]
-async fn what_a_coordinator_may_have_lost_is_told_again() {
+async fn events_that_a_coordinator_may_have_lost_are_sent_again() {
     let bench = QueueTestBench::new();
     let (worker, mut intake, _control) = bench.join(1).await;
     let mut reader = bench.supervisor.events();

@@ -59,7 +59,7 @@ fn changed(from: &str, to: &str) -> String {
 }
 
 #[test]
-fn what_is_not_as_expected_is_told() {
+fn each_mismatch_with_the_expectations_is_reported() {
     for (from, to, name, expected) in [
         ("status: completed\n", "status: failed\n", "shipped", "status: failed; found completed"),
         ("step: receipt", "step: refuse", "shipped", "step: refuse; found receipt"),
@@ -166,7 +166,7 @@ fn what_an_author_did_not_think_of_is_found() {
 }
 
 #[test]
-fn a_saga_that_never_rests_is_told_of() {
+fn a_saga_that_never_rests_is_reported() {
     let manifest = "kind: Saga\nname: restless\nversion: 1\nsources: [{ aggregate: A }]\nstart: { on: Go, goto: a }\nsteps:\n  a: { timers: { t: { after: 1s, raise: Tick } }, on: { Tick: { goto: b } } }\n  b: { timers: { t: { after: 1s, raise: Tick } }, on: { Tick: { goto: a }, Stop: { end: completed } } }\n";
     let text = "kind: SagaTest\nmanifests: [m.yaml]\nscenarios:\n  - name: for ever\n    given: [{ event: Go }]\n    expect: { status: running }\n";
     let report = &reports(text, manifest, false)[0];

@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_proxy_answers_is_told_as_that() {
+    fn an_answer_of_a_proxy_is_reported_with_its_http_status() {
         for (status, code, retry) in [
             (200, Code::Unimplemented, RetryAdvice::Never),
             (401, Code::Unauthenticated, RetryAdvice::Never),
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_answer_is_whole_when_its_end_was_told() {
+    async fn an_answer_is_complete_only_with_its_grpc_status() {
         let answer = |headers: &[(&str, &str)]| {
             let answer = Response::builder().header(CONTENT_TYPE, "application/grpc+proto");
             let answer = headers.iter().fold(answer, |answer, (name, value)| answer.header(*name, *value));

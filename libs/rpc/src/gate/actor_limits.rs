@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_refusal_says_when_to_come_again_and_that_is_enough() {
+    async fn a_call_succeeds_after_the_retry_time_that_its_refusal_gave() {
         let shares = shares(4, 1);
         assert_eq!(taken(&shares, ONE, 1), 1);
         let refused = shares.take(ONE, RpcMethodKind::Quick).expect_err("too often").into_status();

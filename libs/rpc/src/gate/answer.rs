@@ -254,7 +254,7 @@ mod tests {
     use crate::error::view::ErrorView;
 
     #[test]
-    fn numbers_are_read_from_what_tonic_says() {
+    fn message_sizes_are_read_from_the_error_text_of_tonic() {
         let message =
             "Error, decoded message length too large: found 5000000 bytes, the limit is: 4194304 bytes";
         let view = ErrorView::from(&explained(Status::out_of_range(message), "/a.B/C"));

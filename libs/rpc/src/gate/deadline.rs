@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn timeouts_are_read_as_the_protocol_says() {
+    fn timeouts_are_read_in_the_format_of_the_protocol() {
         assert_eq!(parse("3S"), Some(Duration::from_secs(3)));
         assert_eq!(parse("99999999H"), Some(Duration::from_secs(99_999_999 * 3600)));
         assert_eq!(parse("250m"), Some(Duration::from_millis(250)));
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn patience_bounds_what_is_asked() {
+    async fn the_limit_of_the_server_bounds_the_requested_timeout() {
         let mut headers = HeaderMap::new();
         let minute = Some(Duration::from_secs(60));
         let after = |headers: &HeaderMap, patience| {

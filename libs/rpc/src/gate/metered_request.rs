@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_stream_holds_its_latest_message_until_the_next_is_asked_for() {
+    async fn a_stream_holds_its_latest_message_until_the_next_is_polled() {
         let (first, second) = (message(40_000, 1), message(50_000, 2));
         let (account, handled) = (BudgetAccount::of_stranger(HANDLED_BYTES_MAX), HandlingPermits::default());
         let pieces = vec![Bytes::from([first, second].concat())];

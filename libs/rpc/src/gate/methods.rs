@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn descriptors_say_how_methods_are_served() {
+    fn descriptors_define_how_methods_are_served() {
         let methods = health();
         for (path, want) in [
             ("/grpc.health.v1.Health/Check", RpcMethodLookup::Method(RpcMethodKind::Quick)),

@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_watcher_that_does_not_read_is_told_where_to_go_on() {
+    async fn a_watcher_that_does_not_read_is_ended_with_a_position_to_resume_at() {
         let slow = IntCounter::new("slow", "slow").expect("a counter");
         let (answers, mut stream) = mpsc::channel(ANSWERS_MAX);
         let mut sender = AnswerSender::new(answers, slow.clone());

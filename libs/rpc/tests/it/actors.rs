@@ -393,7 +393,7 @@ async fn who_gives_no_answer_leaves_a_stream_in_doubt_as_well() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn while_no_change_would_be_heard_it_is_asked_again() {
+async fn a_role_is_looked_up_again_while_the_change_feed_is_lost() {
     let known = Arc::new(Known::default());
     known.set_member(CONTEXT, ACTOR_ID, member(Some(Role::Reader), false));
     let directory: Arc<dyn Directory> = known.clone();
@@ -439,7 +439,7 @@ async fn stage_with_a_slow_rate() -> Stage {
 }
 
 #[tokio::test]
-async fn who_calls_too_often_is_told_when_to_come_again_and_others_are_answered() {
+async fn an_actor_over_its_rate_gets_a_retry_time_and_other_callers_are_served() {
     let stage = stage_with_a_slow_rate().await;
     // Over connections of its own or with tokens it is the same actor.
     let (certificate, token) = (stage.channel(ACTOR), stage.token());
@@ -462,7 +462,7 @@ async fn who_calls_too_often_is_told_when_to_come_again_and_others_are_answered(
 }
 
 #[tokio::test]
-async fn who_only_says_that_it_is_an_actor_uses_nothing_of_its_share() {
+async fn a_forged_token_uses_nothing_of_the_share_of_its_actor() {
     let stage = stage_with_a_slow_rate().await;
     let forged = token(&SigningKey::generate(), ACTOR_ID);
     for _ in 0..20 {

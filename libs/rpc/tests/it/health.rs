@@ -28,7 +28,7 @@ fn of(service: &str) -> HealthCheckRequest {
 }
 
 #[tokio::test]
-async fn nothing_serves_until_somebody_says_so() {
+async fn services_report_not_serving_until_they_are_set_to_serving() {
     let authority = Authority::new();
     let server = Running::start(&authority).await;
     let mut client = HealthClient::new(server.channel(&authority.anonymous()));
@@ -45,7 +45,7 @@ async fn nothing_serves_until_somebody_says_so() {
 }
 
 #[tokio::test]
-async fn watchers_are_told_and_let_go_at_the_end() {
+async fn health_watchers_are_notified_and_closed_at_the_end() {
     let authority = Authority::new();
     let server = Running::start(&authority).await;
     let mut client = HealthClient::new(server.channel(&authority.anonymous()));

@@ -40,7 +40,7 @@ async fn with_header(
 }
 
 #[tokio::test]
-async fn a_mesh_says_who_calls() {
+async fn the_caller_is_read_from_the_header_of_the_mesh() {
     let authority = Authority::new();
     for (kind, name, value, other) in [
         (MeshKind::Linkerd, LINKERD, SCHEDULER_AT_LINKERD, (ENVOY, SCHEDULER_AT_ENVOY)),

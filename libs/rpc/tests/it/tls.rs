@@ -124,7 +124,7 @@ async fn a_server_of_another_authority_is_not_believed() {
 }
 
 #[tokio::test]
-async fn the_server_has_to_have_the_name_that_was_asked_for() {
+async fn the_server_certificate_must_have_the_requested_name() {
     let authority = Authority::new();
     let server = Running::start(&authority).await;
     let files = authority.issue(SCHEDULER);

@@ -160,7 +160,7 @@ async fn a_runner_with_one_job() {
 
 /// An init that ends while orders are on their way to it resets the connection.
 #[tokio::test]
-async fn what_was_said_last_is_heard_whatever_was_still_ordered() {
+async fn the_end_event_arrives_although_commands_are_still_queued() {
     let place = SandboxTestDir::new();
     for _ in 0..20 {
         let (mut child, out) =
@@ -181,7 +181,7 @@ async fn what_was_said_last_is_heard_whatever_was_still_ordered() {
 }
 
 #[tokio::test]
-async fn a_script_is_asked_before_it_is_killed() {
+async fn a_script_gets_sigterm_before_it_is_killed() {
     let place = SandboxTestDir::new();
     let script = "trap 'echo asked; exit 7' TERM; echo ready > ready; while :; do sleep 0.01; done";
     let (child, out) = place.start("/bin/sh", &["-c", script], place.confined());

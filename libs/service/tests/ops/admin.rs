@@ -232,7 +232,7 @@ async fn a_tenant_that_cannot_be_is_refused() {
 }
 
 #[tokio::test]
-async fn an_unknown_tenant_is_told_as_a_foreign_one() {
+async fn an_unknown_tenant_is_answered_like_a_foreign_one() {
     let admin = Admin::open().await;
     for path in ROUTES {
         let unknown = admin.post_for(path, "nobody").await;
@@ -242,7 +242,7 @@ async fn an_unknown_tenant_is_told_as_a_foreign_one() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_done_is_told() {
+async fn a_failed_admin_call_gets_its_status_and_reason() {
     let admin = Admin::open().await;
     let problems = admin.post_for("/admin/reload", "broken").await;
     assert_eq!(problems.status, 409);
@@ -285,7 +285,7 @@ async fn services_without_admin_routes_know_none() {
 }
 
 #[tokio::test]
-async fn health_says_why_work_waits_as_far_as_its_reader_may_know() {
+async fn health_gives_the_reason_for_waits_as_far_as_the_reader_may_see() {
     let admin = Admin::open().await;
     let health = async |headers: &str| {
         let answer = admin.port.ask(&format!("GET /health HTTP/1.1\r\n{headers}"), "").await;
@@ -314,7 +314,7 @@ async fn health_says_why_work_waits_as_far_as_its_reader_may_know() {
 }
 
 #[tokio::test]
-async fn a_body_says_nothing_and_is_short() {
+async fn only_an_empty_and_short_body_is_accepted() {
     let admin = Admin::open().await;
     let secret = bearer(SECRET);
     for path in ROUTES {
@@ -394,7 +394,7 @@ async fn a_few_may_be_under_way_and_reloads_hold_up_no_drain() {
 }
 
 #[tokio::test]
-async fn a_process_that_starts_says_so() {
+async fn a_starting_process_answers_that_it_is_starting() {
     let admin = Admin::with(Some, false).await;
     for path in ROUTES {
         let answer = admin.post(path, &bearer(SECRET)).await;

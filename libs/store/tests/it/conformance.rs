@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use store::{
-    CommitOutcome, KEY_BYTES_MAX, KvStore, LaneKey, MemoryStore, REPLICA_WORDS_BYTES_MAX, ROWS_MAX, Replica,
-    RowBatch, RowCondition, RowOperation, StoreError, StoreHeartbeat, StoreHeartbeatReply, StorePage,
-    VALUE_BYTES_MAX,
+    CommitOutcome, KEY_BYTES_MAX, KvStore, LaneKey, MemoryStore, REPLICA_ANNOUNCEMENT_BYTES_MAX, ROWS_MAX,
+    Replica, RowBatch, RowCondition, RowOperation, StoreError, StoreHeartbeat, StoreHeartbeatReply,
+    StorePage, VALUE_BYTES_MAX,
 };
 use tokio::task::JoinSet;
 
@@ -58,12 +58,12 @@ on_every_store! {
     rows_are_scanned_in_order
     a_number_is_only_raised
     limits_are_named
-    the_second_writer_is_told_the_revision
+    a_conflicting_writer_gets_the_found_revision
     pages_end
-    replicas_hear_of_each_other
+    replicas_learn_of_each_other
     a_name_has_one_process
-    words_have_a_limit
-    its_size_is_told
+    announcements_have_a_limit
+    the_measured_size_of_a_store_follows_its_rows
     ; rows_end
     replicas_live_by_their_beats
 }
@@ -257,7 +257,7 @@ async fn pages_end(store: Arc<dyn KvStore>, _: TestClock) {
 }
 
 /// Many at once add one to the same number, each when nobody else did meanwhile.
-async fn the_second_writer_is_told_the_revision(store: Arc<dyn KvStore>, _: TestClock) {
+async fn a_conflicting_writer_gets_the_found_revision(store: Arc<dyn KvStore>, _: TestClock) {
     const EACH: u64 = 20;
     const WRITERS: u64 = 8;
     let epoch = store.acquire_lane(&lane()).await.expect("taken");
@@ -298,8 +298,8 @@ async fn the_second_writer_is_told_the_revision(store: Arc<dyn KvStore>, _: Test
 }
 
 fn beat(name: &str, session: u64, secs: u64) -> StoreHeartbeat {
-    let words = format!("{name} says:\n{session}").into();
-    let replica = Replica { name: name.to_owned(), session, words };
+    let announcement = format!("{name} says:\n{session}").into();
+    let replica = Replica { name: name.to_owned(), session, announcement };
     StoreHeartbeat { replica, ttl: Duration::from_secs(secs), is_takeover: false }
 }
 
@@ -308,14 +308,14 @@ fn names(living: &StoreHeartbeatReply) -> Vec<(&str, u64)> {
     living.replicas.iter().map(|replica| (replica.name.as_str(), replica.session)).collect()
 }
 
-async fn replicas_hear_of_each_other(store: Arc<dyn KvStore>, _: TestClock) {
+async fn replicas_learn_of_each_other(store: Arc<dyn KvStore>, _: TestClock) {
     let first = store.heartbeat(&beat("b", 1, 60)).await.expect("an answer");
     assert_eq!((names(&first), first.revision, first.is_displaced), (vec![("b", 1)], 0, false));
     let second = store.heartbeat(&beat("a:1", 2, 60)).await.expect("an answer");
     assert_eq!(names(&second), [("a:1", 2), ("b", 1)]);
-    assert_eq!(second.replicas[1].words, "b says:\n1");
+    assert_eq!(second.replicas[1].announcement, "b says:\n1");
     assert!(second.now >= first.now && second.now <= store.now().await.expect("a time"));
-    // Changes beside the lanes are heard of, those of lanes and beats are not.
+    // A heartbeat reports changes beside the lanes, but not those of lanes or of heartbeats.
     let beside = LaneKey::new("");
     let other = store.acquire_lane(&lane()).await.expect("taken");
     commit(&*store, other, vec![put("a", "1")]).await;
@@ -326,7 +326,7 @@ async fn replicas_hear_of_each_other(store: Arc<dyn KvStore>, _: TestClock) {
     };
     let reply = store.heartbeat(&beat("b", 1, 60)).await.expect("an answer");
     assert_eq!((reply.revision, names(&reply).len()), (revision, 2));
-    // Whoever leaves lives no longer.
+    // A replica that leaves lives no longer.
     let left = store.heartbeat(&beat("a:1", 2, 0)).await.expect("an answer");
     assert_eq!(names(&left), [("b", 1)]);
     assert_eq!(names(&store.heartbeat(&beat("b", 1, 60)).await.expect("an answer")), [("b", 1)]);
@@ -349,13 +349,13 @@ async fn a_name_has_one_process(store: Arc<dyn KvStore>, _: TestClock) {
     assert_eq!((names(&again), again.is_displaced), (vec![("a", 1)], false));
 }
 
-async fn words_have_a_limit(store: Arc<dyn KvStore>, _: TestClock) {
+async fn announcements_have_a_limit(store: Arc<dyn KvStore>, _: TestClock) {
     let with = |name: &str, bytes: usize| {
-        let replica = Replica { name: name.to_owned(), session: 1, words: vec![b'x'; bytes].into() };
+        let replica = Replica { name: name.to_owned(), session: 1, announcement: vec![b'x'; bytes].into() };
         StoreHeartbeat { replica, ttl: Duration::from_secs(60), is_takeover: false }
     };
-    store.heartbeat(&with("a", REPLICA_WORDS_BYTES_MAX)).await.expect("it fits");
-    for beat in [with("a", REPLICA_WORDS_BYTES_MAX + 1), with(&"a".repeat(256), 1)] {
+    store.heartbeat(&with("a", REPLICA_ANNOUNCEMENT_BYTES_MAX)).await.expect("it fits");
+    for beat in [with("a", REPLICA_ANNOUNCEMENT_BYTES_MAX + 1), with(&"a".repeat(256), 1)] {
         assert!(matches!(store.heartbeat(&beat).await, Err(StoreError::TooLarge { .. })));
     }
 }
@@ -372,7 +372,7 @@ async fn replicas_live_by_their_beats(store: Arc<dyn KvStore>, clock: TestClock)
     assert_eq!(names(&store.heartbeat(&beat("a", 1, 5)).await.expect("an answer")), [("a", 1)]);
 }
 
-async fn its_size_is_told(store: Arc<dyn KvStore>, _: TestClock) {
+async fn the_measured_size_of_a_store_follows_its_rows(store: Arc<dyn KvStore>, _: TestClock) {
     let before = store.measure().await.expect("an answer");
     assert!(before.version.starts_with(|c: char| c.is_ascii_digit()), "{before:?}");
     let epoch = store.acquire_lane(&lane()).await.expect("taken");

@@ -79,7 +79,7 @@ async fn rows_end_by_the_clock_of_redis() {
 async fn replicas_are_lost_by_the_clock_of_redis() {
     let (redis, store) = in_redis().await;
     let beat = |name: &str, millis| StoreHeartbeat {
-        replica: Replica { name: name.to_owned(), session: 0xab, words: Bytes::from_static(b"w:1") },
+        replica: Replica { name: name.to_owned(), session: 0xab, announcement: Bytes::from_static(b"w:1") },
         ttl: Duration::from_millis(millis),
         is_takeover: false,
     };

@@ -75,7 +75,7 @@ fn a_process_is_watched() {
 }
 
 #[test]
-fn a_witness_tells() {
+fn a_witness_detects_repeated_and_overlapping_attempts() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let witness = Witness::new(dir.path());
     for job in ["a", "b"] {

@@ -57,7 +57,7 @@ fn calling(effect: &Effect) -> CallRow {
 }
 
 #[test]
-fn a_result_that_its_row_has_no_room_for_is_told_as_one_that_may_have_happened() {
+fn a_result_too_large_for_its_row_fails_as_one_that_may_have_happened() {
     let effect = effect("retry");
     let end_of = |answer| {
         let mut row = calling(&effect);
@@ -127,7 +127,7 @@ fn a_call_of_a_process_that_died_goes_by_its_policy() {
 }
 
 #[test]
-fn an_upstream_is_asked_until_it_answers() {
+fn an_upstream_is_queried_until_it_answers() {
     let effect = effect("query");
     let mut row = calling(&effect);
     row.record_answer(&effect, lost(), 0, at(1)).expect("legal");
@@ -151,7 +151,7 @@ fn an_upstream_is_asked_until_it_answers() {
 }
 
 #[test]
-fn an_upstream_that_says_that_a_call_runs_is_waited_for() {
+fn a_call_that_its_upstream_reports_as_running_is_waited_for() {
     let effect = effect("query");
     let runs = || Some(ProviderAnswer::Waiting { external: Some("9".to_owned()) });
     let mut row = calling(&effect);
@@ -186,7 +186,7 @@ fn what_ran_elsewhere_and_is_gone_is_not_made_again() {
 }
 
 #[test]
-fn what_may_have_happened_stays_in_doubt_until_somebody_knows() {
+fn a_lost_call_stays_in_doubt_until_an_answer_decides_it() {
     let effect = effect("retry");
     let doubtful = || {
         let mut row = calling(&effect);

@@ -98,7 +98,7 @@ fn a_provider_may_limit_its_effects_together() {
 }
 
 #[test]
-fn a_definition_is_what_it_says_and_not_how() {
+fn the_hash_of_a_definition_depends_on_content_and_not_on_formatting() {
     let documents = read_example();
     for document in &documents {
         let again = read("again", &document.text).unwrap_or_else(|problems| panic!("{problems}"));
@@ -164,7 +164,7 @@ fn what_is_wrong_has_its_place_and_its_way_out() {
 }
 
 #[test]
-fn everything_that_is_wrong_is_told_at_once() {
+fn every_problem_of_a_manifest_is_listed_at_once() {
     let text = EXAMPLE
         .replace("correlate:", "corelate:")
         .replace("goto: await-payment", "goto: nowhere")
@@ -216,7 +216,7 @@ fn problems_of(files: &[(&str, &str)]) -> Vec<String> {
 }
 
 #[test]
-fn what_is_wrong_with_one_document_and_with_all_of_them_is_told_at_once() {
+fn problems_of_one_document_and_of_all_together_are_listed_at_once() {
     let (saga, providers) = EXAMPLE.split_once("\n---\n").expect("several documents");
     assert_eq!(problems_of(&[("s", saga), ("p", providers)]), Vec::<String>::new());
     let misspelled = saga.replace("effect: payment-release", "effect: payment-releas");
@@ -245,7 +245,7 @@ fn what_is_wrong_with_one_document_and_with_all_of_them_is_told_at_once() {
 }
 
 #[test]
-fn what_cannot_be_read_at_all_is_told_at_its_place() {
+fn an_unreadable_manifest_is_reported_at_its_position() {
     for (text, expected) in [
         ("", "m.yaml:1:1: the manifest is empty"),
         ("---\n---\n", "m.yaml:1:1: the manifest is empty"),

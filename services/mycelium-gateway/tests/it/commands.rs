@@ -74,7 +74,7 @@ async fn attempts_are_reported_over_the_bus() {
 }
 
 #[tokio::test]
-async fn very_many_attempts_are_asked_for_in_parts() {
+async fn very_many_attempts_are_queried_in_parts() {
     let (suite, _worker) = Suite::start(Front::Stream).await;
     let mut router = suite.router().await;
     let count = u32::try_from(2 * mycelium_gateway::commands::QUERY_ATTEMPTS_MAX + 7).expect("small");
@@ -85,7 +85,7 @@ async fn very_many_attempts_are_asked_for_in_parts() {
 }
 
 #[tokio::test]
-async fn an_end_with_outputs_is_told_after_them() {
+async fn an_end_with_outputs_is_reported_after_them() {
     let (suite, mut worker) = Suite::start(Front::Stream).await;
     let mut router = suite.router().await;
     router.says(suite.deliver(1, &[execution(1)])).await;
@@ -120,7 +120,7 @@ async fn an_end_with_outputs_is_told_after_them() {
 }
 
 #[tokio::test]
-async fn of_whom_cannot_be_reached_nothing_is_told() {
+async fn nothing_is_reported_of_an_unreachable_supervisor() {
     let (suite, _worker) = Suite::start(Front::Bus).await;
     let mut router = suite.router().await;
     let nobody = proto::internal::v1::QueryAttempts {

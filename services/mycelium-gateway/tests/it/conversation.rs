@@ -121,7 +121,7 @@ async fn jobs_go_there_and_come_back_over_the_bus() {
     jobs_go_there_and_come_back(Front::Bus).await;
 }
 
-async fn what_is_not_acknowledged_is_told_again(front: Front) {
+async fn unacknowledged_reports_are_sent_again(front: Front) {
     let (suite, mut worker) = Suite::start(front).await;
     let mut first = suite.router().await;
     first.says(suite.deliver(1, &[execution(1)])).await;
@@ -152,13 +152,13 @@ async fn what_is_not_acknowledged_is_told_again(front: Front) {
 }
 
 #[tokio::test]
-async fn what_is_not_acknowledged_is_told_again_over_a_stream() {
-    what_is_not_acknowledged_is_told_again(Front::Stream).await;
+async fn unacknowledged_reports_are_sent_again_over_a_stream() {
+    unacknowledged_reports_are_sent_again(Front::Stream).await;
 }
 
 #[tokio::test]
-async fn what_is_not_acknowledged_is_told_again_over_the_bus() {
-    what_is_not_acknowledged_is_told_again(Front::Bus).await;
+async fn unacknowledged_reports_are_sent_again_over_the_bus() {
+    unacknowledged_reports_are_sent_again(Front::Bus).await;
 }
 
 #[tokio::test]
@@ -222,7 +222,7 @@ async fn who_is_not_there_is_an_outcome() {
 }
 
 #[tokio::test]
-async fn the_gateway_tells_how_its_conversations_stand() {
+async fn the_gateway_reports_the_state_of_its_conversations() {
     let (suite, _worker) = Suite::start(Front::Stream).await;
     let ask =
         async |who| GatewayServiceClient::new(suite.channel(who)).get_gateway(v1::GetGatewayRequest {}).await;

@@ -58,7 +58,7 @@ async fn logs_are_read_over_the_bus() {
 }
 
 #[tokio::test]
-async fn who_cannot_tell_and_who_will_not_are_told_apart() {
+async fn unreachable_and_refusing_supervisors_give_different_reasons() {
     let (suite, _worker) = Suite::start(Front::Bus).await;
     let mut router = suite.router().await;
     let supervisor = SupervisorQueues::new(suite.kv.clone(), suite.kv.endpoint().database());

@@ -17,7 +17,7 @@ use mycelium::json_rpc::{JsonRpcMessage, JsonRpcPayload, parse, request};
 use mycelium::{
     Bus, BusDestination, DaemonBus, Datagram, JsonRpcCall, MemoryNetwork, PayloadForm, PublicKey,
 };
-use mycelium_gateway::mail_policy::{MailPolicy, STRANGER_LETTERS_PER_MINUTE_MAX, StrangerMailPolicy};
+use mycelium_gateway::mail_policy::{MailPolicy, STRANGER_MESSAGES_PER_MINUTE_MAX, StrangerMailPolicy};
 use proto::convert::envelope as envelope_convert;
 use proto::internal::v1 as wire;
 use proto::internal::v1::exchange_request::Frame;
@@ -287,7 +287,7 @@ async fn strangers_learn_nothing_of_how_it_fails_here() {
 }
 
 #[tokio::test]
-async fn what_comes_over_the_bus_is_signed_and_heard_once() {
+async fn bus_messages_must_be_signed_and_are_accepted_once() {
     let network = MemoryNetwork::default();
     let [node, stranger] = [(); 2].map(|()| network.node(PublicKey::random()));
     let to = node.key();
@@ -392,7 +392,7 @@ async fn no_recipient_is_flooded_with_messages() {
     let there = Coordinator::start(With::default()).await;
     let stranger = Sealer::of_root(SigningKey::generate());
     let actor = SigningKey::generate();
-    for number in 1..=STRANGER_LETTERS_PER_MINUTE_MAX {
+    for number in 1..=STRANGER_MESSAGES_PER_MINUTE_MAX {
         assert_eq!(
             delivered(&there, &stranger, &direct_message(number, &actor, false)).await,
             Ok(()),
@@ -410,7 +410,7 @@ async fn no_recipient_is_flooded_with_messages() {
     // Somebody else has not written too much.
     let other = Sealer::of_root(SigningKey::generate());
     assert_eq!(delivered(&there, &other, &next).await, Ok(()));
-    let taken = usize::try_from(STRANGER_LETTERS_PER_MINUTE_MAX).expect("small") + 1;
+    let taken = usize::try_from(STRANGER_MESSAGES_PER_MINUTE_MAX).expect("small") + 1;
     assert_eq!(there.inbox.taken().0.len(), taken);
 }
 

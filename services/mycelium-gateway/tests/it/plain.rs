@@ -175,7 +175,7 @@ async fn an_answer_may_take_as_long_as_its_job() {
 }
 
 #[tokio::test]
-async fn who_does_not_say_who_it_is_is_alive_and_does_what_its_record_says() {
+async fn a_supervisor_that_announces_nothing_is_live_with_its_recorded_instances() {
     let scene = Scene::new().await;
     let offered = async || {
         let presence = scene.here.registry.last_presence()?;

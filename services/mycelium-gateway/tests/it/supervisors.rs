@@ -431,7 +431,7 @@ async fn what_is_longer_than_any_letter_is_not_read() {
         let response = client.deliver(v1::DeliverRequest { envelope }).await;
         response.expect_err("no envelope").code()
     };
-    let most = mycelium_gateway::rpc::LETTER_MESSAGE_BYTES_MAX;
+    let most = mycelium_gateway::rpc::MAIL_REQUEST_BYTES_MAX;
     assert_eq!(says(most - 64).await, Code::PermissionDenied, "it is read, and signed by nobody");
     assert_eq!(says(most + 1).await, Code::ResourceExhausted);
 }

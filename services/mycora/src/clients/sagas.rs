@@ -271,7 +271,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn without_an_answer_it_is_told_how_to_ask_again() {
+    fn a_call_without_an_answer_is_reported_with_its_request_id() {
         let text = |status: Status| unanswered(ApiCallError::from(status), "id-1").to_string();
         let late = text(Status::deadline_exceeded("late"));
         assert!(

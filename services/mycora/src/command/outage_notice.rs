@@ -34,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_an_absence_that_lasts_is_told_and_once() {
+    fn only_a_lasting_outage_is_reported_and_only_once() {
         let mut absence = OutageNotice::default();
         let error = ApiCallError::from(Status::unavailable("cannot reach h:1"));
         let broke = |absence: &mut OutageNotice| absence.on_failure(&error, Duration::from_secs(60));

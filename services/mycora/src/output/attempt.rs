@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_attempt_tells_how_it_ended() {
+    fn an_attempt_shows_how_it_ended() {
         let mut attempt = v1::Attempt {
             job_key: "k".into(),
             start_time: Some(wire_time::to_wire(model::Timestamp::from_millis(1000))),

@@ -164,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn flows_and_jobs_are_told_of_in_the_same_words() {
+    fn flows_and_jobs_share_their_status_labels() {
         let pairs = [
             (v1::FlowStatus::Started, v1::NodeState::Running),
             (v1::FlowStatus::Finished, v1::NodeState::Completed),
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn reasons_are_told_in_words_with_their_detail() {
+    fn reasons_are_described_with_their_detail() {
         let described =
             |code: &str, detail: &str| reason(&v1::Reason { code: code.into(), detail: detail.into() });
         assert_eq!(described("TIMEOUT", ""), "the script ran longer than its timeout");

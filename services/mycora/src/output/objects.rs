@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn an_actor_shows_its_keys_and_what_is_not_given_is_said_in_words() {
+    fn an_actor_shows_its_keys_and_describes_absent_fields() {
         let text = actor(&v1::Actor { id: 2, pubkey: "ab".into(), ..Default::default() });
         assert!(text.contains("address       here\n") && text.contains("home context  none: "), "{text}");
         let keys = vec![

@@ -431,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn every_try_that_failed_is_told_once() {
+    fn each_failed_try_is_reported_once() {
         let now = Instant::now();
         let mut view = FlowProgress::default();
         view.apply(now, node(1, "a", NodeState::Running));
@@ -463,7 +463,7 @@ mod tests {
     }
 
     #[test]
-    fn a_snapshot_after_a_gap_tells_what_failed() {
+    fn a_snapshot_after_a_gap_reports_the_failed_try() {
         let now = Instant::now();
         let mut view = FlowProgress::default();
         view.apply(now, node(1, "a", NodeState::Running));
@@ -493,7 +493,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_are_told_once() {
+    fn each_change_of_a_flow_is_reported_once() {
         let now = Instant::now();
         let mut view = FlowProgress::default();
         view.begin_snapshot();
@@ -524,7 +524,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_rerun_only_its_own_generation_is_told() {
+    fn a_rerun_reports_only_nodes_of_its_own_generation() {
         let now = Instant::now();
         let mut view = FlowProgress::default();
         view.begin_snapshot();
@@ -553,7 +553,7 @@ mod tests {
     }
 
     #[test]
-    fn why_a_job_does_not_start_is_told_after_two_seconds() {
+    fn a_job_that_does_not_start_is_explained_after_two_seconds() {
         let start = Instant::now();
         let mut view = FlowProgress::default();
         view.apply(start, Event::Flow(v1::Flow { context_id: 2, ..Default::default() }));

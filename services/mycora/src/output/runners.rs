@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_given_is_said_in_words() {
+    fn absent_fields_of_a_gateway_and_a_runner_are_described() {
         let text = gateway(&v1::GetGatewayResponse { coordinator: "cd".into(), ..Default::default() });
         assert!(text.contains("bus          none: "), "{text}");
         let peers = vec![v1::Peer { address: "grpc://h:1".into(), ..Default::default() }];
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ping_tells_how_long_it_took_and_who_is_there() {
+    fn a_ping_shows_its_round_trip_time_and_the_node() {
         let round_trip = prost_types::Duration { seconds: 0, nanos: 12_400_000 };
         let answer = v1::PingPeerResponse { round_trip: Some(round_trip), node: "ab".into() };
         assert_eq!(pong("grpc://h:1", &answer), "grpc://h:1 answered after 12 ms, node ab\n");

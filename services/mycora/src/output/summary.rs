@@ -427,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn an_end_without_confirmation_is_told() {
+    fn an_unconfirmed_end_is_shown_as_such() {
         let node = v1::FlowNode {
             name: "a".into(),
             state: v1::NodeState::Cancelled.into(),

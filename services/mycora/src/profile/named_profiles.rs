@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn a_named_profile_says_what_is_different() {
+    fn a_named_profile_lists_only_its_differences() {
         let own = profile(None).expect("it is there");
         assert_eq!((own.cert, own.actor, own.context), (Some("a.pem".into()), 1, 1));
         let admin = profile(Some("admin")).expect("it is there");
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_told_with_what_is() {
+    fn an_unknown_profile_is_refused_with_the_list_of_known_ones() {
         let text = profile(Some("root")).expect_err("no such profile");
         assert_eq!(text, "client.toml has no profile `root`; it has admin, away, robot");
         let nested: Profile = toml::from_str("[profiles.a.profiles.b]\nactor = 1\n").expect("TOML");

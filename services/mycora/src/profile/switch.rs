@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_changed_is_told_with_its_line() {
+    fn a_signing_key_that_cannot_be_switched_is_reported_with_its_line() {
         for (text, expected) in [
             ("address = \"https://h:1\"\n", ": write `signing_key = \"b\"`; no line of its own"),
             (

@@ -240,7 +240,7 @@ mod tests {
     const HANDSHAKE: u8 = 0x16;
 
     #[tokio::test]
-    async fn who_takes_the_port_is_told_no_password() {
+    async fn a_stranger_on_the_port_receives_no_password() {
         let dir = tempfile::tempdir().expect("a directory");
         let pki = dir.path().join("pki");
         Pki::init(&pki, &TrustDomain::default(), SystemTime::now()).expect("an authority");

@@ -135,7 +135,7 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(60);
 
     #[tokio::test]
-    async fn only_the_recorded_process_is_asked_to_end() {
+    async fn only_the_recorded_process_is_terminated() {
         let mut child = std::process::Command::new("sleep").arg("600").spawn().expect("sleep starts");
         let record = ProcessRecord::of(child.id()).expect("it runs");
         let other = ProcessRecord { start_ticks: record.start_ticks + 1, ..record.clone() };

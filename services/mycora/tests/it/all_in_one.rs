@@ -22,7 +22,7 @@ fn kill_redis(data: &Path) {
 }
 
 #[test]
-fn where_its_redis_cannot_start_again_it_ends_and_says_why() {
+fn the_suite_ends_with_the_reason_if_its_redis_cannot_restart() {
     let dir = tempfile::tempdir().expect("a directory");
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let ended = runtime.block_on(async {

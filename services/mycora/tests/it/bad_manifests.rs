@@ -61,7 +61,7 @@ fn assert_reported(printed: &str, mistake: &Mistake) {
 }
 
 #[test]
-fn a_directory_of_them_is_told_at_once_with_every_file() {
+fn a_directory_of_invalid_manifests_is_reported_with_every_file() {
     let home = home();
     std::fs::create_dir(home.path().join("manifests")).expect("made");
     let mistakes = mistakes("manifests");

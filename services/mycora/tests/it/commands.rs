@@ -48,7 +48,7 @@ fn large(place: &CommandFixture) -> &'static str {
 }
 
 #[test]
-fn a_large_flow_is_sent_in_parts_and_a_lost_answer_asked_again() {
+fn a_large_flow_is_sent_in_parts_and_an_unanswered_part_is_resent() {
     let place = CommandFixture::new(CoordinatorScript::Wait);
     let document = place.document(&["flow", "submit", large(&place)], 0);
     assert_eq!(document["flow"]["status"], "FLOW_STATUS_STARTED");
@@ -146,7 +146,7 @@ fn filters_reach_the_coordinator() {
 }
 
 #[test]
-fn a_cancel_says_how_soon() {
+fn a_cancel_carries_its_grace_period() {
     let place = CommandFixture::new(CoordinatorScript::Wait);
     place.run_command(&["flow", "cancel", "5"], 0);
     place.run_command(&["flow", "cancel", "5", "--now"], 0);
@@ -163,7 +163,7 @@ fn a_cancel_says_how_soon() {
 }
 
 #[test]
-fn a_retry_chooses_and_tells() {
+fn a_retry_selects_jobs_and_reports_them() {
     let place = CommandFixture::new(CoordinatorScript::Wait);
     let printed = stdout(&place.run_command(&["flow", "retry", "5", "--dry-run"], 0));
     assert_eq!(
@@ -287,7 +287,7 @@ pub(crate) fn interrupted(place: &CommandFixture, arguments: &[&str], last_line:
 }
 
 #[test]
-fn ctrl_c_ends_a_log_and_says_how_to_read_on() {
+fn ctrl_c_ends_a_log_and_prints_the_command_to_continue() {
     let place = CommandFixture::new(CoordinatorScript::Wait);
     let (text, printed) = interrupted(&place, &["flow", "logs", "7", "a", "-f"], "two");
     assert_eq!(text, "one\ntwo\n");

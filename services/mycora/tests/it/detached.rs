@@ -140,7 +140,7 @@ fn it_takes_what_single_services_take() {
 }
 
 #[test]
-fn what_does_not_start_says_why() {
+fn a_detached_start_that_fails_prints_its_reason() {
     let place = DetachedFixture::new();
     let _taken = TcpListener::bind(("127.0.0.1", place.port)).expect("it is free");
     let refused = place.mycora(&["up", "--data", ".mycora", "--detach"]);

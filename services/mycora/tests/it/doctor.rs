@@ -55,7 +55,7 @@ fn a_coordinator_that_is_well_is_found_well() {
 }
 
 #[test]
-fn what_is_wrong_is_said_with_what_to_do() {
+fn an_expired_certificate_and_an_unknown_authority_are_reported() {
     let place = CommandFixture::new(CoordinatorScript::Wait);
     let pki = Pki::open(&place.home.path().join("pki")).expect("an authority");
     let past = IssueOptions { validity: DAY, ..IssueOptions::from(SystemTime::now() - 3 * DAY) };
@@ -87,7 +87,7 @@ fn without_a_profile_the_machine_is_looked_at() {
 }
 
 #[test]
-fn where_nothing_runs_that_is_said_once() {
+fn an_absent_coordinator_is_reported_once() {
     let place = CommandFixture::new(CoordinatorScript::Wait);
     let profile = place.home.path().join("client.toml");
     let text = std::fs::read_to_string(&profile).expect("a profile");
@@ -113,7 +113,7 @@ fn where_nothing_runs_that_is_said_once() {
 }
 
 #[test]
-fn redis_is_asked_for_what_matters() {
+fn settings_of_redis_are_read_and_judged() {
     let place = CommandFixture::new(CoordinatorScript::Wait);
     let redis = RedisServer::builder().config("maxmemory-policy allkeys-lru").config("databases 16").start();
     let document = place.document(&["doctor", "--redis-url", &redis.url()], 1);
@@ -131,7 +131,7 @@ fn redis_is_asked_for_what_matters() {
 
 /// Such a server's guarantee depends on its version; the advice helps with every version.
 #[test]
-fn a_disk_that_is_synced_once_a_second_is_judged_by_what_is_asked() {
+fn a_disk_synced_once_a_second_is_judged_by_the_required_durability() {
     let place = CommandFixture::new(CoordinatorScript::Wait);
     let redis = RedisServer::builder().config("appendonly yes").config("appendfsync everysec").start();
     let info = redis.raw(0, &["INFO", "server"]);
@@ -154,7 +154,7 @@ fn a_disk_that_is_synced_once_a_second_is_judged_by_what_is_asked() {
 }
 
 #[test]
-fn the_nodes_of_a_cluster_are_asked() {
+fn every_node_of_a_cluster_is_examined() {
     let place = CommandFixture::new(CoordinatorScript::Wait);
     let mut cluster = RedisCluster::of(
         &RedisServer::builder().password("hunter2hunter2").config("masterauth hunter2hunter2"),
@@ -188,7 +188,7 @@ fn the_nodes_of_a_cluster_are_asked() {
 }
 
 #[test]
-fn sentinels_are_asked_for_the_master() {
+fn the_master_is_read_from_the_sentinels() {
     let place = CommandFixture::new(CoordinatorScript::Wait);
     let sentinels = RedisSentinels::start();
     let url = sentinels.url();
@@ -216,7 +216,7 @@ fn a_port_for_sidecars_is_looked_at() {
 }
 
 #[test]
-fn a_daemon_is_asked_who_it_is() {
+fn a_daemon_is_reported_with_its_key() {
     let place = CommandFixture::new(CoordinatorScript::Wait);
     let daemon = StandIn::start(&Overlay::default(), Traps::default());
     let url = daemon.url("ws");
@@ -303,7 +303,7 @@ fn the_broker_of_sagas_is_looked_at() {
 }
 
 #[test]
-fn a_broker_that_is_away_is_told() {
+fn an_unreachable_broker_is_reported() {
     let home = home();
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let url = format!("nats://{}", listener.local_addr().expect("an address"));

@@ -81,7 +81,7 @@ fn without_a_recipient_it_is_for_the_admins() {
 }
 
 #[test]
-fn a_send_that_waits_tells_whether_it_arrived() {
+fn a_send_that_waits_reports_whether_the_message_arrived() {
     let place = CommandFixture::new(CoordinatorScript::Wait);
     let printed = stdout(&place.run_command(&["message", "send", "--to", "2", "hello", "--wait"], 0));
     assert_eq!(printed, "message:1:7 has arrived\n");
@@ -150,7 +150,7 @@ fn a_signature_fits_what_is_sent() {
 }
 
 #[test]
-fn what_is_wrong_is_told_before_anything_is_sent() {
+fn invalid_arguments_are_refused_before_anything_is_sent() {
     let place = CommandFixture::new(CoordinatorScript::Wait);
     std::fs::write(place.home.path().join("large"), vec![b'x'; 512 * 1024 + 1]).expect("written");
     std::fs::write(place.home.path().join("bytes"), [0xff]).expect("written");

@@ -91,7 +91,7 @@ fn a_context_is_made_shown_and_changed_in_part() {
 }
 
 #[test]
-fn who_did_what_is_asked_for_by_actor_action_and_time() {
+fn audit_records_are_requested_by_actor_action_and_time() {
     let place = CommandFixture::new(CoordinatorScript::Wait);
     let flags = ["--actor", "7", "--action", "flow.", "--since", "2027-01-15", "--limit", "3"];
     let output = place.run_command(&[&["context", "audit", "1"], &flags[..]].concat(), 0);

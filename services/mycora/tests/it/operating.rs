@@ -87,7 +87,7 @@ fn a_flow_file_names_a_job_that_is_kept() {
 }
 
 #[test]
-fn a_machine_runs_single_attempts_and_tells_of_them() {
+fn a_machine_runs_single_attempts_and_reports_them() {
     let machine = Machine::start();
     let script = ["--type", "shell", "--script", "echo here; echo a=1 >> \"$MYCORA_RESULT\""];
     let ran = machine.admin(&[&["attempt", "run"], &script[..]].concat(), 0);

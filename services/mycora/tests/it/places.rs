@@ -29,7 +29,7 @@ fn an_actor_is_shown_and_changed_in_part() {
 }
 
 #[test]
-fn the_gateway_tells_whom_it_reaches() {
+fn the_gateway_shows_which_peers_it_reaches() {
     let place = CommandFixture::new(CoordinatorScript::Wait);
     let shown = stdout(&place.run_command(&["gateway", "show"], 0));
     assert!(shown.contains("bus          mycelium 0.7.9\n"), "{shown}");

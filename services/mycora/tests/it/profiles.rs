@@ -45,7 +45,7 @@ fn a_profile_is_chosen_by_name_and_its_paths_are_those_of_the_file() {
 }
 
 #[test]
-fn help_tells_of_the_connection_once() {
+fn help_describes_the_connection_in_one_place() {
     let home = tempfile::tempdir().expect("a directory");
     let help = |arguments: &[&str]| {
         let output = mycora(home.path()).args(arguments).output().expect("it starts");

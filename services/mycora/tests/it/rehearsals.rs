@@ -74,7 +74,7 @@ fn the_example_is_rehearsed_exhaustively() {
 }
 
 #[test]
-fn a_scenario_that_fails_is_told_with_its_story() {
+fn a_failed_scenario_is_reported_with_its_timeline() {
     let home = folder("reason: not paid within 30 minutes", "reason: not paid in an hour");
     let output = run_command(home.path(), &["saga", "test", "order.test.yaml"], 1);
     let printed = stdout(&output);
@@ -102,7 +102,7 @@ fn a_scenario_that_fails_is_told_with_its_story() {
 }
 
 #[test]
-fn a_variation_that_fails_is_told_with_its_story() {
+fn a_failed_variation_is_reported_with_its_reason() {
     let home = folder("kind: SagaTest\n", "kind: SagaTest\n");
     let careless = "kind: SagaTest\nmanifests: [order.yaml]\nscenarios:\n  - name: declined\n    given: [{ event: OrderPlaced, \
                     aggregate: Order, data: { order_id: o, email: e, amount_cents: 1 } }, { at: 1m, event: PaymentCaptured, \
@@ -123,7 +123,7 @@ fn a_variation_that_fails_is_told_with_its_story() {
 }
 
 #[test]
-fn a_wrong_scenario_file_is_told_of_with_its_places() {
+fn an_invalid_scenario_file_is_refused_with_line_and_column() {
     let home = folder("step: receipt", "step: receit");
     let printed = stderr(&run_command(home.path(), &["saga", "test", "order.test.yaml"], 2));
     assert!(printed.starts_with("order.test.yaml:19:13: "), "{printed}");

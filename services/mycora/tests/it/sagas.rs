@@ -59,7 +59,7 @@ fn examples_are_as_they_can_be_typed() {
 }
 
 #[test]
-fn the_tenant_is_the_context_unless_something_else_says_it() {
+fn the_tenant_defaults_to_the_context() {
     let place = CommandFixture::new(CoordinatorScript::Wait);
     place.run_command(&["saga", "explain", "order", "o-1"], 0);
     let requests = calls(&place, "explain_saga");
@@ -94,7 +94,7 @@ fn the_tenant_is_the_context_unless_something_else_says_it() {
 }
 
 #[test]
-fn a_start_tells_what_followed_and_can_be_repeated() {
+fn a_start_reports_the_change_and_can_be_repeated() {
     let place = CommandFixture::new(CoordinatorScript::Wait);
     let start = |correlation| ["saga", "start", "order", correlation, "--request-id", REQUEST];
     let printed = stdout(&place.run_command(&start("o-1"), 0));
@@ -131,7 +131,7 @@ fn a_start_tells_what_followed_and_can_be_repeated() {
 }
 
 #[test]
-fn verbs_carry_what_is_asked_of_them() {
+fn saga_commands_send_their_options_to_the_server() {
     let place = CommandFixture::new(CoordinatorScript::Wait);
     let kill = ["saga", "kill", "order", "o-1", "--reason", "over"];
     let printed = stderr(&place.run_command(&kill, 2));
@@ -281,7 +281,7 @@ fn letters_are_redriven_and_purged_by_name() {
 }
 
 #[test]
-fn a_replay_is_confirmed_and_tells_differences() {
+fn a_replay_needs_confirmation_and_reports_differences() {
     let place = CommandFixture::new(CoordinatorScript::Wait);
     let lane = "s:1:order:1";
     let printed =

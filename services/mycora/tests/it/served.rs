@@ -93,7 +93,7 @@ fn answers_and_refusals_have_their_exit_codes() {
 }
 
 #[test]
-fn a_certificate_that_is_missing_or_of_another_authority_is_told_apart() {
+fn a_missing_certificate_is_distinguished_from_one_of_another_authority() {
     let home = home();
     let coordinator = Coordinator::start(home.path(), CoordinatorScript::Wait);
     let text = std::fs::read_to_string(&coordinator.profile).expect("a profile");

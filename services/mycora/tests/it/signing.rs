@@ -79,7 +79,7 @@ fn a_submitted_flow_is_signed_job_by_job() {
 }
 
 #[test]
-fn what_runs_again_is_signed_as_the_flow_file_says() {
+fn jobs_that_run_again_are_signed_as_the_flow_file_describes() {
     let (place, key) = place();
     let retry = |more: &[&str], code| {
         place.run_command(&[&["flow", "retry", "12", "--signing-key", KEY_FILE], more].concat(), code)

@@ -410,7 +410,7 @@ async fn gone(watch: &mut Streaming<internal::WatchResponse>) -> Vec<(u32, u32)>
 }
 
 #[tokio::test(start_paused = true)]
-async fn watchers_are_told_of_removed_records() {
+async fn watchers_are_notified_of_removed_records() {
     let suite = Suite::start();
     for id in 1..=3 {
         suite.register(1, id).await;

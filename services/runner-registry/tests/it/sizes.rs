@@ -104,7 +104,7 @@ async fn the_largest_runners_hide_none_of_the_others() {
 }
 
 #[tokio::test]
-async fn a_record_from_before_the_limits_is_told_of_unless_it_is_larger_than_a_message() {
+async fn a_record_from_before_the_limits_is_sent_unless_it_exceeds_a_message() {
     let suite = Suite::start();
     {
         let mut kept = suite.storage.0.lock().expect("not poisoned");
@@ -128,7 +128,7 @@ async fn a_record_from_before_the_limits_is_told_of_unless_it_is_larger_than_a_m
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_says_too_much_of_itself_is_not_heard() {
+async fn a_presence_over_the_limits_is_ignored() {
     let suite = Suite::start();
     suite.register(1, 1).await;
     let mut view = suite.watch().await;
@@ -143,7 +143,7 @@ async fn who_says_too_much_of_itself_is_not_heard() {
 }
 
 #[tokio::test]
-async fn all_that_is_wrong_with_a_registration_is_told_at_once() {
+async fn every_problem_of_a_registration_is_listed_at_once() {
     let suite = Suite::start();
     let fields = |status: tonic::Status| -> Vec<String> {
         let refused = ErrorView::from(&status);

@@ -41,7 +41,7 @@ async fn delete(suite: &Suite, runner_id: u32) -> v1::Runner {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_begins_with_a_snapshot_and_tells_each_change_once() {
+async fn a_watch_begins_with_a_snapshot_and_sends_each_change_once() {
     let suite = Suite::start();
     suite.register(1, 1).await;
     suite.register(1, 2).await;
@@ -77,7 +77,7 @@ async fn a_watch_begins_with_a_snapshot_and_tells_each_change_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_is_refused_and_ended_as_storage_says() {
+async fn a_watch_is_refused_and_ended_with_the_errors_of_storage() {
     let suite = Suite::start();
     let refused = watch(&suite, 2, "").await.expect_err("a stranger");
     assert_eq!(refused.code(), Code::NotFound);
@@ -115,7 +115,7 @@ impl Suite {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_goes_on_over_the_ends_of_storage_and_tells_each_change_once() {
+async fn a_watch_outlives_broken_storage_streams_and_sends_each_change_once() {
     let suite = Suite::start();
     suite.register(1, 1).await;
     suite.register(1, 2).await;

@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_words_of_programs_are_known() {
+    fn network_errors_in_the_output_of_programs_are_recognized() {
         for output in [
             "curl: (6) Could not resolve host: example.com",
             "ERROR: ... [Errno -3] Temporary failure in name resolution",

@@ -5,7 +5,7 @@ use model::ScriptType;
 use crate::setup::{RunnerTestBench, place, settings};
 
 #[tokio::test]
-async fn a_survey_says_what_a_runner_would() {
+async fn a_survey_reports_the_capabilities_of_a_runner() {
     let dir = place();
     let survey = runner::probe_capabilities(&settings(dir.path())).await.expect("a survey");
     let bench = RunnerTestBench::new().await;

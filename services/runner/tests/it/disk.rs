@@ -247,7 +247,7 @@ async fn nothing_starts_below_the_lower_floor() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_written_is_told_by_name() {
+async fn a_write_to_a_full_disk_is_reported_as_disk_full() {
     let Some(disk) = SmallDisk::new(16) else { return nothing_starts_below_the_lower_floor().await };
     let mut bench = RunnerTestBench::with(|mut settings| {
         settings.scripts.disk_floor = Some(0);

@@ -52,7 +52,7 @@ async fn a_polite_script_has_time_to_clean_up() {
 }
 
 #[tokio::test]
-async fn who_asks_again_with_less_patience_is_heard() {
+async fn a_repeated_stop_with_a_shorter_grace_takes_effect() {
     let mut bench = RunnerTestBench::new().await;
     for (script_type, script) in [
         (ScriptType::Shell, "trap 'echo asked' TERM; echo ready; while :; do :; done"),

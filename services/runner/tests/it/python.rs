@@ -511,7 +511,7 @@ fn has_pip() -> bool {
 
 /// Modules on PYTHONPATH come behind those beside the script, and before those of the interpreter.
 #[tokio::test]
-async fn modules_come_from_where_pythonpath_says() {
+async fn modules_are_loaded_from_the_directories_of_pythonpath() {
     for warm in [true, false] {
         let mut bench = bench(warm).await;
         let mut execution = python(

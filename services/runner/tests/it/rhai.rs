@@ -70,7 +70,7 @@ async fn a_directory_is_made_for_those_that_come_to_it() {
 }
 
 #[tokio::test]
-async fn a_rhai_failure_says_where() {
+async fn a_rhai_failure_is_logged_with_its_line_or_message() {
     let mut bench = RunnerTestBench::new().await;
     for (script, code, part) in [
         ("exit(5);", 5, ""),
@@ -196,7 +196,7 @@ fn peak_bytes(pid: u32) -> u64 {
 }
 
 #[tokio::test]
-async fn the_end_for_memory_is_told_and_a_policy_may_give_less() {
+async fn an_end_for_memory_is_reported_and_a_policy_may_lower_the_limit() {
     let mut bench = RunnerTestBench::new().await;
     let script = "let a = []; for n in 0..20 { let s = `${n}`; s.pad(500_000, 'x'); a.push(s); } result(\"n\", a.len());";
     assert_eq!(bench.run(job(ScriptType::Rhai, script)).await.result("n"), "20");

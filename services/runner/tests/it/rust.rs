@@ -65,7 +65,7 @@ async fn a_script_is_compiled_once() {
 }
 
 #[tokio::test]
-async fn what_does_not_compile_is_told() {
+async fn a_script_that_does_not_compile_is_reported_with_its_error() {
     let Some(mut bench) = bench().await else { return };
     let outcome = bench.run(job(ScriptType::Rust, "fn main() {\n    let x: u8 = \"no\";\n}")).await;
     assert_eq!((outcome.end.outcome, outcome.end.exit_code), (Kind::Failed, Some(1)));

@@ -25,7 +25,7 @@ async fn a_shell_job_knows_where_it_is_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn a_result_file_that_is_none_is_told() {
+async fn an_invalid_result_file_fails_the_job_with_the_reason() {
     let mut bench = RunnerTestBench::new().await;
     let outcome = bench.run(shell("echo '{\"n\": 1226.0, \"l\": [1, 2]}' > $MYCORA_RESULT")).await;
     assert_eq!((outcome.result("n"), outcome.result("l")), ("1226.0", "[1,2]"));
@@ -41,7 +41,7 @@ async fn a_result_file_that_is_none_is_told() {
 }
 
 #[tokio::test]
-async fn a_signal_is_told() {
+async fn a_fatal_signal_is_reported() {
     let mut bench = RunnerTestBench::new().await;
     let outcome = bench.run(shell("kill -9 $$")).await;
     assert_eq!(outcome.end.exit_code, None);
@@ -77,7 +77,7 @@ async fn a_first_line_chooses_the_interpreter() {
 }
 
 #[tokio::test]
-async fn an_output_that_is_no_file_is_told_with_what_to_name_instead() {
+async fn an_output_that_is_no_file_is_refused_with_a_hint() {
     let mut bench = RunnerTestBench::new().await;
     for (output, part) in [
         (
@@ -95,7 +95,7 @@ async fn an_output_that_is_no_file_is_told_with_what_to_name_instead() {
 }
 
 #[tokio::test]
-async fn a_job_that_failed_for_want_of_the_network_says_so() {
+async fn a_job_that_failed_without_network_gets_a_hint() {
     let mut bench = RunnerTestBench::new().await;
     let instances = bench.supervisor.instances().await.expect("an answer");
     if !instances.iter().all(|(_, presence)| presence.layers.iter().any(|layer| layer == "seccomp")) {

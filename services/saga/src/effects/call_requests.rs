@@ -271,7 +271,7 @@ impl EffectLaneOwner {
             Some(Err(error)) => {
                 return self.answer(by, dead(&error.to_string()), Vec::new(), Vec::new(), sequence).await;
             }
-            Some(Ok(EffectLaneMessage::Word(_))) | None => {
+            Some(Ok(EffectLaneMessage::Request(_))) | None => {
                 return self.answer(by, dead(&found.letter.why), Vec::new(), Vec::new(), sequence).await;
             }
         };

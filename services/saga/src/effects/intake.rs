@@ -147,7 +147,7 @@ impl EffectLaneOwner {
                 self.repeat(&command, &delivered, known).await?;
                 true
             }
-            Ok(EffectLaneMessage::Word(request)) => self.handle_request(request, &delivered).await?,
+            Ok(EffectLaneMessage::Request(request)) => self.handle_request(request, &delivered).await?,
             Err((code, why)) => {
                 let note = self.source.note_with(delivered.sequence);
                 self.bury(&delivered, code, &why, note).await?;
@@ -282,11 +282,11 @@ impl EffectLaneOwner {
         };
         let is_same = match &read {
             EffectLaneMessage::Command(read) => read.command_id == command && read.effect_name == *effect,
-            EffectLaneMessage::Word(LaneRequestMessage {
+            EffectLaneMessage::Request(LaneRequestMessage {
                 word: EffectLaneRequest::Call { command: read, .. },
                 ..
             }) => *read == command,
-            EffectLaneMessage::Word(_) => true,
+            EffectLaneMessage::Request(_) => true,
         };
         if !is_same {
             return Ok(Err(("ENVELOPE", "the body names another command than its subject".to_owned())));

@@ -225,12 +225,12 @@ impl EffectLaneOwner {
     fn about(&self, read: &EffectLaneMessage) -> Option<CommandId> {
         match read {
             EffectLaneMessage::Command(EffectCommand { command_id, cancel: true, .. }) => Some(*command_id),
-            EffectLaneMessage::Word(LaneRequestMessage {
+            EffectLaneMessage::Request(LaneRequestMessage {
                 word: EffectLaneRequest::Call { command, .. },
                 lane,
                 ..
             }) => (*lane == self.shared.rows.lane.to_string()).then_some(*command),
-            EffectLaneMessage::Command(_) | EffectLaneMessage::Word(_) => None,
+            EffectLaneMessage::Command(_) | EffectLaneMessage::Request(_) => None,
         }
     }
 
@@ -251,7 +251,7 @@ impl EffectLaneOwner {
                     self.cancel(&known, None).await?;
                 }
             }
-            EffectLaneMessage::Word(request) => self.handle_request_ahead(request, stored_millis).await?,
+            EffectLaneMessage::Request(request) => self.handle_request_ahead(request, stored_millis).await?,
         }
         Ok(true)
     }

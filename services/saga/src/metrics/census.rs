@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn tenants_are_told_apart_where_that_is_wanted() {
+    fn gauges_are_split_by_tenant_only_if_configured() {
         let [a, b] = ["a", "b"].map(|tenant| tenant.parse().expect("a tenant"));
         for (by_tenant, expected) in [(true, (2, 1, 5)), (false, (3, 3, 5))] {
             let gauges = gauges(by_tenant);

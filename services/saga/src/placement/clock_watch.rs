@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_step_back_is_told_once_and_delays_are_none() {
+    fn a_step_back_is_reported_once_and_delays_are_not() {
         const START: u64 = 1_700_000_000_000;
         let begin = Instant::now();
         let at = |millis: u64| begin + Duration::from_millis(millis);

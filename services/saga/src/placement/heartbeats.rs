@@ -171,7 +171,7 @@ impl SagaHeartbeats {
     fn beat_of(&self, announcement: Bytes, ttl: Duration, takes_name: bool) -> StoreHeartbeat {
         let SagaReplicaIdentity { name, session, .. } = &self.identity;
         StoreHeartbeat {
-            replica: Replica { name: name.clone(), session: *session, words: announcement },
+            replica: Replica { name: name.clone(), session: *session, announcement },
             ttl,
             is_takeover: takes_name,
         }
@@ -280,7 +280,7 @@ impl SagaHeartbeats {
 
 /// Live replicas. A replica whose heartbeat cannot be parsed is assigned no lanes here.
 fn members(living: &StoreHeartbeatReply) -> Vec<PlacementMember> {
-    let read = |replica: &Replica| match serde_json::from_slice::<PlacementMember>(&replica.words) {
+    let read = |replica: &Replica| match serde_json::from_slice::<PlacementMember>(&replica.announcement) {
         Ok(member) => Some(PlacementMember { name: replica.name.clone(), ..member }),
         Err(error) => {
             tracing::warn!(replica = replica.name, "its heartbeat cannot be parsed: {error}");

@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_reason_is_told_with_the_way_out() {
+    fn the_reason_for_an_unowned_lane_is_given_with_a_remedy() {
         let member = |sagas, without: &[&str], is_draining| PlacementMember {
             name: "a".to_owned(),
             version: String::new(),

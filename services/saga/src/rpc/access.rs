@@ -275,7 +275,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_audit_is_told_is_short_and_visible() {
+    fn audited_resource_names_are_short_and_printable() {
         let acme: TenantId = "acme".parse().expect("a tenant");
         assert_eq!(resource_of(&acme, "order/o\n1"), "acme/order/o\u{fffd}1");
         assert_eq!(resource_of(&TenantId::single(), "order/o-1"), "order/o-1");

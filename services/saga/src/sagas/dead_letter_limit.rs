@@ -14,7 +14,7 @@ use super::starved::CapacityShortage;
 use crate::metrics::{CensusKind, GaugeShare, Metrics};
 
 /// Largest number of dead letters of one saga of one tenant. Its shards have equal shares.
-pub const SAGA_LETTERS_MAX: u64 = 100_000;
+pub const SAGA_DEAD_LETTERS_MAX: u64 = 100_000;
 
 /// How many letters a lane may have.
 pub(super) struct DeadLetterLimit {

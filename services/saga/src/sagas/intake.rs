@@ -331,7 +331,7 @@ fn parse_lane_message(
                 verb_context,
             ))
         }
-        SagaLaneMessage::Word(request) => {
+        SagaLaneMessage::Request(request) => {
             request.word.correlation().map_or(Ok(()), check)?;
             Ok(SagaParsedMessage::Request(request))
         }

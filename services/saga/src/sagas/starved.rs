@@ -55,7 +55,7 @@ struct Starvation {
 }
 
 /// How long an input that would become a dead letter waits, unless one is removed before.
-const LETTER_AGAIN: Duration = Duration::from_secs(1);
+const DEAD_LETTER_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// Missing room that makes an input wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -78,7 +78,7 @@ impl CapacityShortage {
     const fn again(&self) -> Duration {
         match self {
             Self::Quota(full) => full.again,
-            Self::Letters { .. } => LETTER_AGAIN,
+            Self::Letters { .. } => DEAD_LETTER_RETRY_DELAY,
         }
     }
 }

@@ -87,7 +87,7 @@ mod tests {
     use crate::visibility::SagaVisibility;
 
     #[test]
-    fn a_difference_is_counted_and_told_with_its_instance_and_revision() {
+    fn a_difference_is_counted_and_logged_with_its_instance_and_revision() {
         let tenant = "acme".parse().expect("a tenant");
         let lane = WorkflowLane::Saga { tenant, saga: "order".parse().expect("a name"), shard: 0 };
         let correlation = "ann@home.test".parse().expect("a correlation");

@@ -298,7 +298,7 @@ async fn run_all(mut world: World, what: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn results_attempts_and_times_of_calls_over_tls_are_as_the_table_says() {
+async fn calls_over_tls_have_the_results_attempts_and_times_of_the_table() {
     tokio::join!(
         run_all(World::simulated().await, "in memory"),
         run_all(World::in_a_directory().await, "in a directory"),
@@ -401,7 +401,7 @@ async fn an_upstream_that_fails_is_left_alone_without_attempts_until_one_probe_s
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn mails_over_starttls_come_to_what_the_table_says() {
+async fn mails_over_starttls_end_as_listed_in_the_table() {
     use EffectState::{Failed, Succeeded};
     for (answers, state, part, attempts, mails) in [
         (Answers::new(), Succeeded, "message_id", 1, 1),

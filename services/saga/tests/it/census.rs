@@ -132,7 +132,7 @@ async fn kill(world: &World, correlation: &str) {
 }
 
 /// Checks that each owner of a lane reports the same numbers, and that a former or dead owner reports none.
-async fn told_by_each_owner(world: World) -> World {
+async fn counted_by_each_owner(world: World) -> World {
     let mut world = full(world).await;
     world.stop().await;
     until_counted(&world, &NOTHING).await;
@@ -146,7 +146,7 @@ async fn told_by_each_owner(world: World) -> World {
 }
 
 /// Checks that removed rows are no longer counted.
-async fn told_to_the_end(world: &mut World) {
+async fn counted_until_removed(world: &mut World) {
     assert_eq!(
         world.send_request("w-1", "poisoned", purge("poisoned")).await.outcome,
         LaneRequestOutcome::Done
@@ -162,9 +162,9 @@ async fn told_to_the_end(world: &mut World) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_directory_is_told_by_each_owner_and_to_the_end() {
-    let mut world = told_by_each_owner(World::in_a_directory().await).await;
-    told_to_the_end(&mut world).await;
+async fn rows_in_a_directory_are_counted_by_each_owner_until_removed() {
+    let mut world = counted_by_each_owner(World::in_a_directory().await).await;
+    counted_until_removed(&mut world).await;
     // Kept events of an ended instance go with its journal; an event without an instance becomes a dead letter.
     world.forward(Duration::from_secs(8 * 24 * 3600));
     until_counted(&world, &[(r#"instances{status="ended"}"#, 0), ("kept", 0), ("letters", 1)]).await;
@@ -175,13 +175,13 @@ async fn a_directory_is_told_by_each_owner_and_to_the_end() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_redis_is_told_by_each_owner_and_to_the_end() {
-    let mut world = told_by_each_owner(World::in_redis().await).await;
-    told_to_the_end(&mut world).await;
+async fn rows_in_redis_are_counted_by_each_owner_until_removed() {
+    let mut world = counted_by_each_owner(World::in_redis().await).await;
+    counted_until_removed(&mut world).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn letters_of_effects_are_told_as_well() {
+async fn dead_letters_of_effects_are_counted_too() {
     let mut world = World::in_a_directory().await;
     world.apply(&manifest("retry")).await;
     world.results().await;

@@ -356,7 +356,7 @@ async fn a_person_resolves_what_is_manual() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_call_that_is_being_made_hears_what_is_asked_of_it() {
+async fn operator_requests_reach_a_call_in_progress() {
     let mut world = World::simulated().await;
     let upstream = Upstream::with([]);
     *upstream.hanging.lock().expect("no panic") = true;

@@ -46,7 +46,7 @@ async fn followed(following: &mut FactSubscription, count: usize) -> Vec<String>
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_falls_behind_and_who_begins_further_back_is_told_everything_once() {
+async fn slow_and_late_followers_get_every_fact_once() {
     let world = World::simulated().await;
     let reads = RowReader::new(Arc::clone(&world.store), Arc::clone(&world.definitions));
     let facts = FactHub::new(Arc::clone(&world.broker), reads, 7);

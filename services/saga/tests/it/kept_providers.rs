@@ -7,7 +7,7 @@ use crate::replicas::{LANES, MANIFEST};
 use crate::streams::{Projection, connect, publish_event};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_call_outlives_a_reload_that_says_the_same() {
+async fn a_call_survives_a_reload_of_unchanged_providers() {
     let (nats, dir, upstream) =
         (NatsServer::start(), tempfile::tempdir().expect("a directory"), Upstream::start());
     prepare(dir.path(), MANIFEST, &upstream);

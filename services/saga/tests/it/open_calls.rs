@@ -48,7 +48,7 @@ fn end_with(world: &World, number: u128, answer: ProviderAnswer) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn words_for_open_calls_come_past_commands_that_wait_for_room() {
+async fn requests_for_open_calls_pass_commands_that_wait_for_room() {
     for mut world in each_world().await {
         world.calls_max = 2;
         let upstream = Upstream::with((1..=6).map(running));

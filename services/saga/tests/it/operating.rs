@@ -64,7 +64,7 @@ fn mine() -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_wrong_with_a_manifest_is_told_with_its_places_and_nothing_of_it_is_kept() {
+async fn manifest_problems_are_listed_with_their_positions_and_nothing_is_kept() {
     let served = Served::start().await;
     let (mut admin, mut reader) = (served.actor(ADMIN), served.actor(READER));
     let mine = mine();
@@ -336,7 +336,7 @@ async fn watch_narrowly(served: &Served, actor: u32) -> Streaming<v1::WatchSagas
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_watcher_that_does_not_read_is_cut_off_and_goes_on_where_it_was_while_others_are_told_all() {
+async fn a_slow_watcher_is_cut_off_and_resumes_while_others_get_every_change() {
     const LAST: u64 = 7_000;
     let served = Served::with(With { manifest: COUNTER, rows: Rows::Redis, ..With::default() }).await;
     // Long names, so that what a connection holds is soon full.

@@ -27,7 +27,7 @@ async fn until_lanes(served: &Served, lanes: u32) -> v1::GetSagaServerResponse {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_says_what_it_is_and_stands_on() {
+async fn a_server_describes_itself_its_store_and_its_broker() {
     let served = Served::start().await;
     // Two lanes of each tenant.
     let server = until_lanes(&served, 4).await;
@@ -82,7 +82,7 @@ async fn a_drain_of_one_tenant_gives_up_its_lanes_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_drain_that_is_asked_for_again_sets_no_other_deadline() {
+async fn a_repeated_drain_keeps_the_first_deadline() {
     let served = Served::start().await;
     let mut operator = served.client(Identity::Admin);
     let too_long = operator.drain(drain("", "", Some(3601))).await;

@@ -453,7 +453,7 @@ fn readers(served: &Served) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_watch_tells_what_is_there_then_each_change_and_is_resumed_without_a_gap() {
+async fn a_watch_sends_a_snapshot_then_each_change_and_resumes_without_a_gap() {
     let served = Served::with(With { manifest: PAYS, ..With::default() }).await;
     for correlation in ["o-1", "o-2", "o-3"] {
         start(&served, correlation).await;

@@ -264,7 +264,7 @@ async fn files_come_in_force_together_and_everywhere() {
 }
 
 #[tokio::test]
-async fn everything_that_is_wrong_is_told_at_once_and_nothing_changes() {
+async fn a_wrong_reload_lists_every_problem_and_changes_nothing() {
     let site = Site::new().await;
     let app = site.operators();
     app.reload().await.expect("good");

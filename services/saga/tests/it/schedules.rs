@@ -90,7 +90,7 @@ async fn an_occurrence_starts_one_instance_at_its_time() {
 }
 
 #[tokio::test]
-async fn what_was_missed_is_caught_up_with_as_the_manifest_says() {
+async fn missed_starts_are_caught_up_by_the_policy_of_the_manifest() {
     for (catch_up, expected) in [("last", vec![2]), ("all", vec![0, 1, 2]), ("none", vec![])] {
         let mut world = World::simulated().await;
         world.apply(&hourly(catch_up)).await;

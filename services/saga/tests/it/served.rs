@@ -23,7 +23,7 @@ use saga::lane::backlog::OUTBOX_ROWS_MAX;
 use saga::lane::gateway::{AggregateCommand, Gateway, GatewayAnswer};
 use saga::metrics::Metrics;
 use saga::placement::{LANES_MAX, SagaReplicaRole};
-use saga::sagas::{SAGA_LETTERS_MAX, SagaLane};
+use saga::sagas::{SAGA_DEAD_LETTERS_MAX, SagaLane};
 use saga::tenants::TenantRegistry;
 use saga::visibility::SagaVisibility;
 use saga::{App, Config, Deps};
@@ -505,7 +505,7 @@ impl Served {
                 shard,
                 since: None,
                 definitions: self.app.definitions(),
-                letters_max: SAGA_LETTERS_MAX,
+                letters_max: SAGA_DEAD_LETTERS_MAX,
                 gateway: Arc::new(self.aggregates.clone()),
                 around: LaneEnvironment {
                     store: Arc::clone(&self.store),

@@ -40,7 +40,7 @@ effects: { payment-reserve: { request: { method: POST, path: / } } }
 
 everywhere! {
     work_has_its_size_and_no_more
-    a_result_that_is_not_kept_is_told_as_one
+    a_result_too_large_to_keep_is_reported_as_a_failure
 }
 
 /// Data with a text of quotes, each of which has two bytes in JSON.
@@ -84,7 +84,7 @@ async fn work_has_its_size_and_no_more(mut world: World) {
     assert!(matches!(ended, saga::lane::LaneExit::Stopped { .. }), "{ended}");
 }
 
-async fn a_result_that_is_not_kept_is_told_as_one(mut world: World) {
+async fn a_result_too_large_to_keep_is_reported_as_a_failure(mut world: World) {
     world.apply(&manifest("retry")).await;
     world.results().await;
     let text = |bytes: usize| Json::text("x".repeat(bytes - 2));

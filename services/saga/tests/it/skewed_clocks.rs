@@ -153,7 +153,7 @@ async fn replicas_ten_minutes_ahead_and_behind_fire_at_the_time_of_their_store()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_clock_of_a_store_that_is_set_back_is_told() {
+async fn a_store_clock_that_is_set_back_is_counted() {
     let clock = SetForward::default();
     let by_hand = clock.clone();
     let with = With {

@@ -69,7 +69,7 @@ async fn placement_over_a_directory_is_refused_by_its_flags() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn bad_manifests_are_all_told_and_nothing_in_force_changes() {
+async fn every_problem_of_bad_manifests_is_listed_and_nothing_in_force_changes() {
     let (dir, nats, store) = prepared();
     let rows = ["--store-dir", &*store, "--store-max-mib", "64"];
     let mut good = ReplicaProcess::over(dir.path(), &nats, &rows, "good", 5);

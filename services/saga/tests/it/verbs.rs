@@ -104,7 +104,7 @@ async fn an_instance_is_started_paused_resumed_and_finished_by_hand() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn instances_are_undone_ended_and_said_to_be_complete() {
+async fn instances_are_cancelled_killed_skipped_and_completed() {
     let served = Served::start().await;
     served.start_order("undone").await;
     served.send("undone", "Go").await.expect("applied");
@@ -235,7 +235,7 @@ async fn what_cannot_be_done_is_refused_by_its_reason() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_event_without_an_instance_is_told_its_fate() {
+async fn an_event_without_an_instance_is_answered_with_its_fate() {
     let served = Served::start().await;
     let ignored = served.send("nobody", "Unheard").await.expect("ignored");
     assert_eq!(
@@ -322,7 +322,7 @@ async fn a_revision_that_is_not_expected_is_a_lost_race() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_dry_run_tells_what_would_follow_and_leaves_nothing() {
+async fn a_dry_run_returns_the_outcome_and_stores_nothing() {
     let served = Served::start().await;
     served.start_order("o-1").await;
     served.send("o-1", "Go").await.expect("applied");
@@ -429,7 +429,7 @@ async fn a_server_without_tenants_wants_none() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn everything_that_is_wrong_with_a_request_is_told_at_once() {
+async fn every_problem_of_a_request_is_listed_at_once() {
     let served = Served::start().await;
     let wrong = v1::SendSagaEventRequest {
         request_id: "two words".to_owned(),

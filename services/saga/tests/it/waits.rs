@@ -45,7 +45,7 @@ async fn with_quotas(served: &Served, quotas: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn starts_that_wait_for_a_quota_say_so() {
+async fn starts_that_wait_for_a_quota_are_explained_and_reported() {
     let served = Served::start().await;
     with_quotas(&served, "{ instances: 1 }").await;
     served.start_order("o-1").await;
@@ -84,7 +84,7 @@ async fn starts_that_wait_for_a_quota_say_so() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn lanes_without_an_owner_say_why_and_the_way_out() {
+async fn lanes_without_an_owner_are_listed_with_reason_and_remedy() {
     let served = Served::start().await;
     served.start_order("o-1").await;
     assert_eq!(until_explained(&served, "o-1", Kind::Event).await.cause(), Kind::Event);
@@ -97,7 +97,7 @@ async fn lanes_without_an_owner_say_why_and_the_way_out() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn lanes_beyond_those_of_a_replica_are_left_out_and_said() {
+async fn lanes_beyond_the_limit_of_a_replica_are_left_out_and_reported() {
     let served = Served::with(With { lanes_max: 3, ..With::default() }).await;
     let why = "its replica owns as many lanes as it may: start another replica, or have fewer sagas, shards or effects";
     until_problems(&served, &[&format!("lanes of this replica: 1 are left out, each because {why}")]).await;

@@ -8,7 +8,7 @@ use crate::stage::{CANARY, COMMAND, Stage, call, failure, json, passing, provide
 use crate::upstream::{Upstream, answer, without_canary};
 
 #[tokio::test]
-async fn a_request_carries_its_key_its_payload_and_who_asks() {
+async fn a_request_carries_its_key_its_payload_and_its_authorization() {
     let stage = Stage::new();
     let upstream =
         Upstream::always(&stage, answer(201, &["X-Trace: t-1", "X-Two: a", "X-Two: b"], r#"{"id":"p-7"}"#));

@@ -48,7 +48,7 @@ async fn dropped(act: Act) -> bool {
 }
 
 #[tokio::test]
-async fn a_status_says_it_where_no_formula_does() {
+async fn the_status_decides_the_outcome_without_formulas() {
     for status in [200, 201, 204, 299] {
         let body = if status == 204 { "" } else { r#"{"id":1.5}"# };
         let expected = if status == 204 { Json::Null } else { json(r#"{"id":"1.5"}"#) };
@@ -74,7 +74,7 @@ async fn a_status_says_it_where_no_formula_does() {
 }
 
 #[tokio::test]
-async fn formulas_say_it_where_there_are_some() {
+async fn formulas_decide_the_outcome_where_they_are_set() {
     let more = ", success: status == 404 || body.state == \"done\", terminal: status == 402, \
                 result: { id: \"${{ body.id }}\", code: \"${{ body.code }}\" }";
     for (status, body, expected) in [
@@ -117,7 +117,7 @@ async fn formulas_that_have_no_answer_leave_open_what_was_sent() {
 }
 
 #[tokio::test]
-async fn an_upstream_says_when_to_come_back() {
+async fn a_retry_after_header_sets_the_pause_for_429_and_503() {
     for status in [429, 503] {
         let (found, _) = after(answer(status, &["Retry-After: 7"], ""), "").await;
         let pause = Some(Duration::from_secs(7));
@@ -270,7 +270,7 @@ async fn an_answer_that_comes_later_is_waited_for() {
 }
 
 #[tokio::test]
-async fn an_upstream_is_asked_what_it_knows() {
+async fn an_upstream_is_queried_for_an_unknown_outcome() {
     let query = ", terminal: status == 402, result: { id: \"${{ body.id }}\" }, \
                  unknown_outcome: { query: { path: \"/x?key=${{ command_id }}\", absent: status == 404 } }";
     let done = ProviderAnswer::Succeeded(json(r#"{"id":7}"#));

@@ -123,7 +123,7 @@ async fn to_another_host_nothing_goes_even_where_it_is_allowed() {
 }
 
 #[tokio::test]
-async fn what_a_formula_says_of_a_redirection_counts() {
+async fn a_formula_decides_the_outcome_of_a_redirection() {
     for (more, is_success) in [(", success: status == 303", true), (", terminal: status == 303", false)] {
         let stage = Stage::new();
         let away = answer(303, &["Location: https://elsewhere.test/done"], r#"{"code":"seen"}"#);

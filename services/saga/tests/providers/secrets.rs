@@ -72,7 +72,7 @@ fn a_tenant_has_its_own_before_that_of_all() {
 }
 
 #[test]
-fn what_is_wrong_with_a_secret_is_told_without_it() {
+fn secret_errors_name_the_file_and_never_the_secret() {
     let stage = Stage::new();
     stage.keep("empty", "");
     stage.keep("acme/open", CANARY);
@@ -109,7 +109,7 @@ fn a_secret_is_never_shown() {
 }
 
 #[test]
-fn the_environment_is_asked_where_there_is_no_directory() {
+fn secrets_are_read_from_the_environment_without_a_directory() {
     let error = Secrets::in_environment().read(&tenant("acme"), &name("secret:no-such-token"));
     let error = error.expect_err("nobody set it");
     assert!(

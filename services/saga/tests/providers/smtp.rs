@@ -28,7 +28,7 @@ fn message_id() -> ProviderAnswer {
 }
 
 #[tokio::test]
-async fn a_mail_goes_encrypted_and_says_who_sends_it() {
+async fn a_mail_is_encrypted_and_names_its_sender() {
     let stage = Stage::new();
     let acceptor = stage.acceptor("localhost");
     for (tls, written) in

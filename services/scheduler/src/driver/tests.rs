@@ -138,7 +138,7 @@ async fn a_place_that_comes_between_is_taken() {
 }
 
 #[tokio::test]
-async fn what_is_said_meanwhile_is_taken_up_once_it_is_stored() {
+async fn a_report_received_before_a_flow_is_stored_is_applied_afterwards() {
     let mut stage = Stage::new();
     stage.add_runner();
     let (begun, stored) = stage.begin();

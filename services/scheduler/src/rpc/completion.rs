@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_caller_that_waits_hears_of_the_answer() {
+    async fn a_caller_that_waits_receives_the_answer() {
         assert_eq!(run_to_completion(async { Ok(3) }).await.expect("made"), 3);
     }
 }

@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hints_say_who_changed() {
+    fn hints_name_the_actor_or_context_that_changed() {
         assert_eq!(
             identity_change_of(br#"{"kind":"actor","actor_id":7}"#),
             Some(DirectoryInvalidation::Actor(ActorId(7)))

@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn actions_take_what_the_page_says() {
+    fn actions_require_the_roles_that_the_page_lists() {
         let actual: BTreeMap<String, (String, String)> = ContextAction::ALL
             .iter()
             .map(|action| {

@@ -235,7 +235,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn more_roles_than_are_told_are_not_kept_secret() {
+    fn roles_beyond_the_limit_are_left_out_and_the_list_is_marked() {
         let roles = |count: u32| (1..=count).map(|id| (ContextId(id), Role::Reader)).collect::<Vec<_>>();
         assert_eq!(first_roles(roles(1000)), (roles(1000), false));
         assert_eq!(first_roles(roles(1001)), (roles(1000), true));

@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_told_before_what_it_follows_on() {
+    fn events_are_held_back_until_their_predecessor_is_read() {
         let mut ahead = ChangeReorderBuffer::default();
         let here = at(3, 1, 7);
         // 4 belongs to another storage and is unknown so far; 6 has reported nothing.
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_read_already_is_not_told_again() {
+    fn events_that_were_read_already_are_not_returned_again() {
         let mut ahead = ChangeReorderBuffer::default();
         ahead.extend(vec![reported(at(3, 1, 7), 4, 2, 8), reported(at(4, 2, 8), 5, 1, 9)]);
         let following = ahead.after(at(4, 2, 8));

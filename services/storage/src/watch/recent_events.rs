@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn tells_what_came_after_a_position_that_it_knows() {
+    fn events_after_a_known_position_are_returned() {
         let mut recent = RecentEvents::default();
         assert_eq!(recent.last(), None);
         recent.extend(&[entry(3, 1, 10), entry(5, 2, 10), entry(6, 1, 10)]);

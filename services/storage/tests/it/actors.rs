@@ -15,7 +15,7 @@ fn update(id: u32) -> v1::UpdateActorRequest {
 }
 
 #[tokio::test]
-async fn an_actor_says_where_it_is_reached() {
+async fn an_actor_sets_its_home_context_and_addresses() {
     let stage = Stage::new(Layout::HashTag).await;
     let mut own = stage.actors(Identity::Actor(ActorId(READER)));
     let before = own.get_actor(v1::GetActorRequest { id: READER }).await.unwrap().into_inner().actor.unwrap();
@@ -58,7 +58,7 @@ async fn a_change_builds_on_a_revision_and_is_made_once() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_with_a_change_is_said() {
+async fn invalid_fields_of_an_actor_update_are_named() {
     let stage = Stage::new(Layout::Database).await;
     let mut own = stage.actors(Identity::Actor(ActorId(STRANGER)));
     // It has no role there, and another context is not there at all: both look the same.

@@ -57,7 +57,7 @@ async fn it_is_written_down_who_did_what_to_actors_and_contexts(stage: Stage<imp
 }
 
 /// An actor that is removed with a role in a context is recorded there with the identity that removed it.
-async fn a_context_says_who_removed_an_actor_with_a_role_in_it(stage: Stage<impl Redis>) {
+async fn a_context_records_who_removed_an_actor_with_a_role_in_it(stage: Stage<impl Redis>) {
     let delete = |id| v1::DeleteActorRequest { request_id: format!("d-{id}"), id, ..Default::default() };
     stage.actors(Identity::Admin).delete_actor(delete(READER)).await.unwrap();
     for _ in 0..2 {
@@ -120,7 +120,7 @@ async fn it_is_for_admins(stage: Stage<impl Redis>) {
 
 scenarios!(
     it_is_written_down_who_did_what_to_actors_and_contexts,
-    a_context_says_who_removed_an_actor_with_a_role_in_it,
+    a_context_records_who_removed_an_actor_with_a_role_in_it,
     entries_are_listed_in_pages_and_by_filters,
     it_is_for_admins
 );

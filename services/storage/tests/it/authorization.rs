@@ -140,7 +140,7 @@ async fn a_context_that_goes_lets_nothing_be_done(stage: Stage<impl Redis>) {
     assert_eq!(of_sagas(&stage).await, []);
 }
 
-async fn all_that_is_wrong_is_said(stage: Stage<impl Redis>) {
+async fn every_invalid_field_of_an_authorization_is_named(stage: Stage<impl Redis>) {
     let fields = async |request| {
         let view = ErrorView::from(&saga(&stage).authorize(request).await.unwrap_err());
         assert_eq!(view.code, Code::InvalidArgument);
@@ -237,7 +237,7 @@ scenarios!(
     each_permission_takes_its_role_and_changes_are_written_down,
     a_request_is_written_down_once_and_decided_each_time,
     a_context_that_goes_lets_nothing_be_done,
-    all_that_is_wrong_is_said,
+    every_invalid_field_of_an_authorization_is_named,
     it_is_for_the_saga_service,
     nothing_is_written_down_that_was_not_allowed_at_that_moment,
 );

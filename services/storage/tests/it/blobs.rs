@@ -245,7 +245,7 @@ async fn old_events_go_where_nothing_happens(stage: Stage<impl Redis>) {
     assert!(swept > 200, "{swept} went");
 }
 
-async fn what_no_event_tells_of_is_no_end_of_the_events(stage: Stage<impl Redis>) {
+async fn a_change_without_an_event_does_not_move_the_end_of_the_stream(stage: Stage<impl Redis>) {
     let mut flow = stage.started(1).await;
     let before = stage.settle_one(&mut flow).await;
     stage.sweep(days(0)).await;
@@ -285,7 +285,7 @@ scenarios!(
     a_sweep_looks_again,
     many_idle_blobs_go_in_parts,
     old_events_go_where_nothing_happens,
-    what_no_event_tells_of_is_no_end_of_the_events,
+    a_change_without_an_event_does_not_move_the_end_of_the_stream,
     a_blob_has_no_more_chunks_than_it_may,
     old_events_go_but_for_the_last
 );

@@ -368,7 +368,7 @@ async fn no_watch_relies_on_what_was_read_while_a_node_is_not_subscribed() {
 }
 
 #[tokio::test]
-async fn what_a_cluster_takes_is_said_by_name() {
+async fn a_layout_or_url_that_does_not_fit_a_cluster_is_refused_by_name() {
     let bus = format!("cluster-port {}", testkit::free_port());
     let node = RedisServer::builder().tcp().config("cluster-enabled yes").config(&bus).start();
     let cluster = format!("redis+cluster://127.0.0.1:{}", node.port());

@@ -196,7 +196,7 @@ async fn everybody_sees_the_contexts_in_which_it_has_a_role() {
 }
 
 #[tokio::test]
-async fn a_removal_is_asked_for_once_also_when_its_number_is_anothers() {
+async fn a_repeated_removal_spares_a_new_context_with_the_same_id() {
     for layout in [Layout::Database, Layout::HashTag] {
         let stage = Stage::new(layout).await;
         let delete = v1::DeleteContextRequest {

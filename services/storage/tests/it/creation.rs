@@ -92,7 +92,7 @@ async fn it_is_kept_as_one_that_was_made_in_three_steps(stage: Stage<impl Redis>
     stage.apply(&mut running, step).await;
 }
 
-async fn its_making_and_its_start_are_told(stage: Stage<impl Redis>) {
+async fn the_creation_and_the_start_of_a_flow_are_separate_events(stage: Stage<impl Redis>) {
     let made = stage.flows().create_flow(whole(1, &script("true"))).await.unwrap().into_inner();
     let flow = made.flow.unwrap().flow.unwrap();
     let (id, revision) = (flow.id, flow.revision);
@@ -252,7 +252,7 @@ async fn more_than_one_change_takes_is_left_to_be_added(stage: Stage<impl Redis>
 
 scenarios!(
     it_is_kept_as_one_that_was_made_in_three_steps,
-    its_making_and_its_start_are_told,
+    the_creation_and_the_start_of_a_flow_are_separate_events,
     the_same_request_has_one_flow,
     ids_of_jobs_are_given_once_to_flows_and_drafts,
     what_is_refused_leaves_nothing,

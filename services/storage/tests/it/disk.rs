@@ -8,7 +8,7 @@ use tonic::Code;
 use crate::stage::{Stage, create, failure};
 
 #[tokio::test]
-async fn a_store_whose_disk_is_full_says_so_and_loses_no_step() {
+async fn a_full_disk_of_redis_is_reported_and_no_step_is_lost() {
     let stage = Stage::over(testkit::RedisServer::start(), Layout::Database).await;
     let flow = stage.started(1).await;
     stage.redis.lose_disk();

@@ -74,7 +74,7 @@ async fn logged_at_the_start(redis: &RedisServer, durability: Durability) -> Str
 
 /// Some versions say too early that the disk has something; which they are, `kv` knows and tests.
 #[tokio::test]
-async fn what_is_confirmed_too_early_is_said_at_the_start() {
+async fn a_redis_that_confirms_writes_too_early_is_reported_at_the_start() {
     let doubted = |log: &str| log.lines().filter(|line| line.contains("set `appendfsync always`")).count();
     let redis = RedisServer::builder().config("appendonly yes").config("appendfsync everysec").start();
     assert_eq!(doubted(&logged_at_the_start(&redis, Durability::Fast).await), 0);

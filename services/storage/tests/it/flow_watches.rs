@@ -72,7 +72,7 @@ async fn remove(stage: &Stage<impl Redis>, flow: &Running) {
     stage.flows().remove_flow(request).await.unwrap();
 }
 
-async fn flows_are_told_with_whose_they_are_and_without_their_nodes(stage: Stage<impl Redis>) {
+async fn flows_are_sent_with_their_owner_and_without_their_nodes(stage: Stage<impl Redis>) {
     let mut events = watch(&stage, "").await;
     let (_, begin) = next(&mut events).await;
     let mut flow = stage.started(1).await;
@@ -150,7 +150,7 @@ async fn nothing_falls_between_a_page_and_what_follows_it(stage: Stage<impl Redi
     assert_eq!(short, v1::Flow { env_vars: Default::default(), result: Default::default(), ..long.clone() });
 }
 
-async fn an_end_is_told_with_a_result_that_is_short_and_whole(stage: Stage<impl Redis>) {
+async fn an_end_is_sent_with_its_result_if_that_is_short_and_complete(stage: Stage<impl Redis>) {
     let mut events = watch(&stage, "").await;
     next(&mut events).await;
     for (bytes, truncated) in [(1000, false), (1020, false), (10, true)] {
@@ -211,9 +211,9 @@ async fn a_store_that_went_back_ends_watches_of_flows() {
 }
 
 scenarios!(
-    flows_are_told_with_whose_they_are_and_without_their_nodes,
+    flows_are_sent_with_their_owner_and_without_their_nodes,
     nothing_falls_between_a_page_and_what_follows_it,
-    an_end_is_told_with_a_result_that_is_short_and_whole,
+    an_end_is_sent_with_its_result_if_that_is_short_and_complete,
     what_others_wrote_into_a_flow_does_not_spoil_its_events,
     only_readers_may_watch_flows_and_only_flows,
 );

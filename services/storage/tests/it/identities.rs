@@ -44,7 +44,7 @@ pub(crate) fn spend(actor_id: u32, token_id: &str) -> wire::SpendTokenRequest {
 }
 
 #[tokio::test]
-async fn what_changes_is_told() {
+async fn changes_of_actors_and_contexts_are_announced() {
     for layout in [Layout::Database, Layout::HashTag] {
         let stage = Stage::new(layout).await;
         let mut changes = watch(&stage).await;

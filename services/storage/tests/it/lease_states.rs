@@ -318,7 +318,7 @@ async fn owners_of_flows_change_as_written() {
 }
 
 #[tokio::test]
-async fn a_lease_is_kept_as_the_page_says() {
+async fn a_lease_is_stored_in_the_format_that_the_page_gives() {
     let stage = Stage::over(RedisServer::start(), Layout::Database).await;
     let lease = LeaseEntry::new(&stage);
     let _replica = Replica::join_as(&stage, NAME, lease.owner.clone()).await;

@@ -156,7 +156,7 @@ async fn another_start_takes_the_name_over() {
 }
 
 #[tokio::test]
-async fn a_replica_that_is_not_heard_is_lost() {
+async fn a_replica_without_heartbeats_is_lost() {
     for layout in [Layout::Database, Layout::HashTag] {
         let stage = with_lease(layout, Duration::from_secs(1)).await;
         let mut silent = Replica::join(&stage, "silent").await;

@@ -208,7 +208,7 @@ async fn numbers_that_others_took_are_left_alone(stage: Stage<impl Redis>) {
     assert_eq!(stage.hash(&key).await["message"], "raw");
 }
 
-async fn everything_that_is_wrong_is_said_at_once(stage: Stage<impl Redis>) {
+async fn every_invalid_field_of_a_letter_is_named_at_once(stage: Stage<impl Redis>) {
     let wrong = v1::SendMessageRequest {
         message_type: v1::MessageType::Job.into(),
         format: 99,
@@ -518,7 +518,7 @@ scenarios!(
     a_connected_router_holds_a_letter_at_once,
     a_request_is_carried_out_once,
     numbers_that_others_took_are_left_alone,
-    everything_that_is_wrong_is_said_at_once,
+    every_invalid_field_of_a_letter_is_named_at_once,
     the_table_of_roles,
     methods_are_for_those_who_need_them,
     pages_follow_each_other,

@@ -203,7 +203,7 @@ async fn pages_end_at_their_size_in_bytes() {
 }
 
 #[tokio::test]
-async fn where_a_message_stands_is_told() {
+async fn a_message_is_read_with_its_status_and_transport_status() {
     let stage = Stage::new(Layout::HashTag).await;
     let mut flow = stage.started(1).await;
     let step = wire::CommitRequest { messages: vec![flow.message(7)], ..flow.step() };

@@ -90,7 +90,7 @@ async fn only_the_tail_is_kept(stage: Stage<impl Redis>) {
     assert!(data.ends_with(b"xend"));
 }
 
-async fn who_told_it_last_is_known(stage: Stage<impl Redis>) {
+async fn the_last_runner_that_sent_a_log_is_known(stage: Stage<impl Redis>) {
     let flow = stage.started(1).await;
     let job_key = key(&stage, &flow).to_string();
     let append = async |offset, runner_id| {
@@ -172,7 +172,7 @@ scenarios!(
     pieces_are_joined_once,
     a_piece_that_was_overtaken_is_not_lost,
     only_the_tail_is_kept,
-    who_told_it_last_is_known,
+    the_last_runner_that_sent_a_log_is_known,
     it_is_known_when_it_was_printed,
     what_belongs_to_another_flow_is_dropped
 );

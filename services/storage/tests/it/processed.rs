@@ -85,7 +85,7 @@ async fn held_by_one_that_came(
     (router, taken)
 }
 
-async fn ended_first_and_both_said_twice(stage: Stage<impl Redis>) {
+async fn ended_first_and_both_reported_twice(stage: Stage<impl Redis>) {
     let mut flow = stage.started(2).await;
     let (mut router, taken) = held_by_one_that_came(&stage, &mut flow, 2).await;
     let step = ended(&flow, &[(0, 1)]);
@@ -220,7 +220,7 @@ scenarios!(
     acknowledged_first,
     who_comes_back_is_not_given_what_has_ended,
     what_ends_before_a_router_comes_is_not_sent,
-    ended_first_and_both_said_twice,
+    ended_first_and_both_reported_twice,
     ended_first_and_then_given_up,
     each_attempt_counts_for_the_message_that_carried_it,
     what_did_not_arrive_stays_an_error

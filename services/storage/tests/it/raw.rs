@@ -250,7 +250,7 @@ pub(crate) fn ends(flow: &Running, status: v1::FlowStatus) -> wire::CommitReques
     wire::CommitRequest { flow: Some(change), nodes: vec![node(0), node(1)], ..flow.step() }
 }
 
-async fn the_end_of_the_flow_is_told_once(stage: Stage<impl Redis>) {
+async fn the_sender_receives_one_notice_of_the_flows_end(stage: Stage<impl Redis>) {
     allow(&stage).await;
     push(&stage, &key(&stage, 7), &[("job", JOBS)]).await;
     let mut router = stage.router("r").await;
@@ -349,7 +349,7 @@ pub(crate) async fn restarted(stage: &Stage<impl Redis>, flow: Running, generati
     Running { owner, epoch: taken.epoch, last_commit: taken.last_commit, ..flow }
 }
 
-async fn a_flow_that_fails_and_is_run_again_says_so(stage: Stage<impl Redis>) {
+async fn a_message_follows_the_status_of_a_flow_that_fails_and_is_run_again(stage: Stage<impl Redis>) {
     allow(&stage).await;
     push(&stage, &key(&stage, 7), &[("job", JOBS)]).await;
     let mut router = stage.router("r").await;
@@ -476,4 +476,4 @@ async fn an_end_that_finds_the_inbox_full_is_kept_outside(stage: Stage<impl Redi
     assert_eq!(sorted(&stage, &stage.keys().letters_done()).await, [notice, key(&stage, 7)]);
 }
 
-scenarios!(sentinels: they_are_refused_unless_the_context_allows_them, everything_that_is_wrong_is_named, jobs_are_handed_to_a_router_as_a_flow, chat_goes_on_as_a_letter, the_end_of_the_flow_is_told_once, what_was_given_up_and_ends_all_the_same_is_no_dead_letter, a_flow_ends_whatever_became_of_its_message, a_flow_that_fails_and_is_run_again_says_so, a_key_that_is_used_again_is_another_request, a_message_whose_flow_is_removed_is_over, an_end_that_finds_the_inbox_full_is_kept_outside);
+scenarios!(sentinels: they_are_refused_unless_the_context_allows_them, everything_that_is_wrong_is_named, jobs_are_handed_to_a_router_as_a_flow, chat_goes_on_as_a_letter, the_sender_receives_one_notice_of_the_flows_end, what_was_given_up_and_ends_all_the_same_is_no_dead_letter, a_flow_ends_whatever_became_of_its_message, a_message_follows_the_status_of_a_flow_that_fails_and_is_run_again, a_key_that_is_used_again_is_another_request, a_message_whose_flow_is_removed_is_over, an_end_that_finds_the_inbox_full_is_kept_outside);

@@ -392,16 +392,16 @@ impl Family for Flows {
 }
 
 #[test]
-fn flows_are_as_the_reference_says() {
+fn flows_match_the_reference() {
     conformance::with_databases::<Flows>(40);
 }
 
 #[test]
-fn flows_are_as_the_reference_says_with_hash_tags() {
+fn flows_match_the_reference_with_hash_tags() {
     conformance::with_hash_tags::<Flows>(40);
 }
 
 #[test]
-fn flows_are_as_the_reference_says_in_a_cluster() {
+fn flows_match_the_reference_in_a_cluster() {
     conformance::in_a_cluster::<Flows>(40);
 }

@@ -362,16 +362,16 @@ impl Family for Contexts {
 }
 
 #[test]
-fn actors_and_contexts_are_as_the_reference_says() {
+fn actors_and_contexts_match_the_reference() {
     conformance::with_databases::<Contexts>(20);
 }
 
 #[test]
-fn actors_and_contexts_are_as_the_reference_says_with_hash_tags() {
+fn actors_and_contexts_match_the_reference_with_hash_tags() {
     conformance::with_hash_tags::<Contexts>(20);
 }
 
 #[test]
-fn actors_and_contexts_are_as_the_reference_says_in_a_cluster() {
+fn actors_and_contexts_match_the_reference_in_a_cluster() {
     conformance::in_a_cluster::<Contexts>(20);
 }

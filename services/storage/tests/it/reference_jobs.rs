@@ -382,16 +382,16 @@ impl Family for Jobs {
 }
 
 #[test]
-fn jobs_and_blobs_are_as_the_reference_says() {
+fn jobs_and_blobs_match_the_reference() {
     conformance::with_databases::<Jobs>(20);
 }
 
 #[test]
-fn jobs_and_blobs_are_as_the_reference_says_with_hash_tags() {
+fn jobs_and_blobs_match_the_reference_with_hash_tags() {
     conformance::with_hash_tags::<Jobs>(20);
 }
 
 #[test]
-fn jobs_and_blobs_are_as_the_reference_says_in_a_cluster() {
+fn jobs_and_blobs_match_the_reference_in_a_cluster() {
     conformance::in_a_cluster::<Jobs>(20);
 }

@@ -366,16 +366,16 @@ impl Family for Leases {
 }
 
 #[test]
-fn leases_are_as_the_reference_says() {
+fn leases_match_the_reference() {
     conformance::with_databases::<Leases>(15);
 }
 
 #[test]
-fn leases_are_as_the_reference_says_with_hash_tags() {
+fn leases_match_the_reference_with_hash_tags() {
     conformance::with_hash_tags::<Leases>(15);
 }
 
 #[test]
-fn leases_are_as_the_reference_says_in_a_cluster() {
+fn leases_match_the_reference_in_a_cluster() {
     conformance::in_a_cluster::<Leases>(15);
 }

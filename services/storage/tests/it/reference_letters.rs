@@ -550,16 +550,16 @@ impl Family for Letters {
 }
 
 #[test]
-fn letters_are_as_the_reference_says() {
+fn letters_match_the_reference() {
     conformance::with_databases::<Letters>(15);
 }
 
 #[test]
-fn letters_are_as_the_reference_says_with_hash_tags() {
+fn letters_match_the_reference_with_hash_tags() {
     conformance::with_hash_tags::<Letters>(15);
 }
 
 #[test]
-fn letters_are_as_the_reference_says_in_a_cluster() {
+fn letters_match_the_reference_in_a_cluster() {
     conformance::in_a_cluster::<Letters>(15);
 }

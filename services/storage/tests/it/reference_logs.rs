@@ -336,16 +336,16 @@ impl Family for Logs {
 }
 
 #[test]
-fn logs_are_as_the_reference_says() {
+fn logs_match_the_reference() {
     conformance::with_databases::<Logs>(15);
 }
 
 #[test]
-fn logs_are_as_the_reference_says_with_hash_tags() {
+fn logs_match_the_reference_with_hash_tags() {
     conformance::with_hash_tags::<Logs>(15);
 }
 
 #[test]
-fn logs_are_as_the_reference_says_in_a_cluster() {
+fn logs_match_the_reference_in_a_cluster() {
     conformance::in_a_cluster::<Logs>(15);
 }

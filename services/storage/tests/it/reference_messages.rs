@@ -493,16 +493,16 @@ impl Family for Messages {
 }
 
 #[test]
-fn messages_are_as_the_reference_says() {
+fn messages_match_the_reference() {
     conformance::with_databases::<Messages>(20);
 }
 
 #[test]
-fn messages_are_as_the_reference_says_with_hash_tags() {
+fn messages_match_the_reference_with_hash_tags() {
     conformance::with_hash_tags::<Messages>(20);
 }
 
 #[test]
-fn messages_are_as_the_reference_says_in_a_cluster() {
+fn messages_match_the_reference_in_a_cluster() {
     conformance::in_a_cluster::<Messages>(20);
 }

@@ -278,16 +278,16 @@ impl Family for Runners {
 }
 
 #[test]
-fn runners_are_as_the_reference_says() {
+fn runners_match_the_reference() {
     conformance::with_databases::<Runners>(20);
 }
 
 #[test]
-fn runners_are_as_the_reference_says_with_hash_tags() {
+fn runners_match_the_reference_with_hash_tags() {
     conformance::with_hash_tags::<Runners>(20);
 }
 
 #[test]
-fn runners_are_as_the_reference_says_in_a_cluster() {
+fn runners_match_the_reference_in_a_cluster() {
     conformance::in_a_cluster::<Runners>(20);
 }

@@ -151,7 +151,7 @@ async fn next(followed: &mut Streaming<wire::FollowRunnersResponse>) -> (Option<
     (runner, position)
 }
 
-async fn records_are_followed_from_a_position_and_nothing_else_is_told(stage: Stage<impl Redis>) {
+async fn records_are_followed_from_a_position_and_nothing_else_is_sent(stage: Stage<impl Redis>) {
     let mut followed = follow(&stage, READER, "").await.unwrap();
     let (first, begin) = next(&mut followed).await;
     assert_eq!(first, None);
@@ -226,5 +226,5 @@ scenarios!(
     a_change_builds_on_the_revision_that_it_names,
     a_repeated_change_has_one_effect,
     only_admins_change_runners,
-    records_are_followed_from_a_position_and_nothing_else_is_told
+    records_are_followed_from_a_position_and_nothing_else_is_sent
 );

@@ -14,7 +14,7 @@ use crate::letter_keys::sign;
 use crate::stage::{ADMIN, CONTEXT, EXECUTOR, READER, STRANGER, Stage, failure, key_of};
 
 #[tokio::test]
-async fn an_actors_key_is_told_to_those_who_run_something_for_it() {
+async fn an_actors_key_is_returned_to_those_who_may_run_jobs_for_it() {
     let stage = Stage::new(Layout::Database).await;
     let key = key_of(EXECUTOR);
     let ask = async |caller_id, on_behalf_of| {

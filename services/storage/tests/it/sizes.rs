@@ -180,7 +180,7 @@ async fn a_request_id_and_a_position_are_looked_at_with_everything_else() {
 }
 
 #[tokio::test]
-async fn lists_name_all_that_is_wrong_with_what_was_asked() {
+async fn lists_name_every_invalid_field_of_a_request() {
     let stage = Stage::new(Layout::Database).await;
     let (page_size, page_token) = (1001, || "x".to_owned());
     let who = |id: u32| Identity::Actor(ActorId(id));
@@ -268,7 +268,7 @@ async fn actors_with_long_addresses_are_all_listed() {
 }
 
 #[tokio::test]
-async fn who_has_no_numbers_left_is_told_which_limit_that_is() {
+async fn a_request_that_needs_an_id_when_none_is_left_is_refused_with_the_limit() {
     let stage = Stage::new(Layout::Database).await;
     let ids = stage.key_of("ids");
     stage.command(Cmd::new("HSET").arg(&ids).arg("runner").arg(u32::MAX)).await;

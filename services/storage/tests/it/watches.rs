@@ -130,7 +130,7 @@ async fn many_events_of_the_past_are_caught_up_with(stage: Stage<impl Redis>) {
     assert_eq!(number(&next(&mut events).await.0), 1000);
 }
 
-async fn who_joins_others_at_any_position_is_told_what_they_are(stage: Stage<impl Redis>) {
+async fn a_watch_from_any_position_receives_the_same_events_as_an_open_watch(stage: Stage<impl Redis>) {
     let mut flow = stage.started(1).await;
     let mut other = stage.started(1).await;
     // One watch stays open: a watcher that has missed little is served without a read from Redis, one that has missed much is not.
@@ -160,7 +160,7 @@ async fn who_joins_others_at_any_position_is_told_what_they_are(stage: Stage<imp
     }
 }
 
-async fn what_has_happened_is_told_to_who_joins_before_its_hint_has_come(stage: Stage<impl Redis>) {
+async fn a_watch_that_begins_before_the_hint_of_an_event_receives_it(stage: Stage<impl Redis>) {
     let flow = stage.started(1).await;
     // A watch is open already.
     let mut other = watch(&stage, flow.id, "").await;
@@ -176,7 +176,7 @@ async fn what_has_happened_is_told_to_who_joins_before_its_hint_has_come(stage: 
     assert_eq!(next(&mut other).await, (event, at), "and others are told as well");
 }
 
-async fn what_we_change_and_what_others_change_is_told_in_its_order(stage: Stage<impl Redis>) {
+async fn our_changes_and_those_of_other_storages_are_sent_in_stream_order(stage: Stage<impl Redis>) {
     let mut flows = Vec::new();
     for _ in 0..4 {
         flows.push(stage.started(1).await);
@@ -365,4 +365,4 @@ async fn a_store_that_went_back_ends_watches() {
     assert_eq!(failure(events.message().await).0, Code::OutOfRange);
 }
 
-scenarios!(sentinels: nothing_is_missing_and_nothing_comes_twice, many_events_of_the_past_are_caught_up_with, who_joins_others_at_any_position_is_told_what_they_are, what_has_happened_is_told_to_who_joins_before_its_hint_has_come, what_we_change_and_what_others_change_is_told_in_its_order, a_position_that_is_gone_is_refused, a_watch_ends_with_the_role_that_allowed_it, runner_records_are_watched_over_all_contexts, a_watcher_that_does_not_read_is_ended, a_watcher_holds_no_more_than_its_buffer);
+scenarios!(sentinels: nothing_is_missing_and_nothing_comes_twice, many_events_of_the_past_are_caught_up_with, a_watch_from_any_position_receives_the_same_events_as_an_open_watch, a_watch_that_begins_before_the_hint_of_an_event_receives_it, our_changes_and_those_of_other_storages_are_sent_in_stream_order, a_position_that_is_gone_is_refused, a_watch_ends_with_the_role_that_allowed_it, runner_records_are_watched_over_all_contexts, a_watcher_that_does_not_read_is_ended, a_watcher_holds_no_more_than_its_buffer);

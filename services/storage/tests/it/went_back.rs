@@ -125,7 +125,7 @@ async fn lost_changes_end_everything_that_was_built_on_them() {
 
 /// The settlement of a message with nodes has no event of its own, only the events of its nodes.
 #[tokio::test]
-async fn a_change_that_no_event_tells_of_is_not_missed() {
+async fn the_loss_of_a_change_without_an_event_is_detected() {
     for layout in LAYOUTS {
         let mut stage = stage(layout).await;
         let mut flow = stage.started(1).await;
@@ -162,7 +162,7 @@ fn silence(stage: &Stage) {
 
 /// A change that is made before any check must not hide what is gone.
 #[tokio::test]
-async fn nothing_is_changed_before_it_is_told() {
+async fn nothing_is_changed_before_the_rollback_is_reported() {
     for layout in LAYOUTS {
         let mut stage = stage(layout).await;
         let flow = stage.started(1).await;
@@ -191,7 +191,7 @@ async fn nothing_is_changed_before_it_is_told() {
 }
 
 #[tokio::test]
-async fn nothing_of_no_context_is_changed_before_it_is_told() {
+async fn nothing_outside_of_contexts_is_changed_before_the_rollback_is_reported() {
     for layout in LAYOUTS {
         let mut stage = stage(layout).await;
         let (_beats, mut answers) = join(&stage).await;
@@ -241,7 +241,7 @@ async fn a_store_that_forgot_everything_is_recognised() {
 }
 
 #[tokio::test]
-async fn that_redis_is_away_is_told() {
+async fn the_loss_of_redis_and_its_return_are_reported() {
     let mut stage = stage(Layout::Database).await;
     let mut connected = stage.connected.clone();
     connected.wait_for(|connected| *connected).await.unwrap();

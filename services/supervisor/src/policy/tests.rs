@@ -47,7 +47,7 @@ fn of(context: u128) -> Execution {
 }
 
 #[test]
-fn a_context_has_what_it_says_and_else_the_default() {
+fn a_context_has_its_own_settings_and_else_the_default() {
     let text = format!(
         "[default]\nnetwork = false\nisolation = \"confined\"\nprocesses = 8\nscript_types = [\"python\"]\n\
          [contexts.{}]\nnetwork = true\nmemory_mib = 64\ndisk_mib = 2\ncontext_disk_mib = 3\n\
@@ -140,7 +140,7 @@ fn without_a_policy_everything_is_taken() {
 }
 
 #[test]
-fn everything_that_is_wrong_is_told_at_once() {
+fn every_problem_of_a_policy_is_listed_at_once() {
     let text = "other = 1\n[default]\nnetwork = \"no\"\nprocesses = 0\nmemory = 1\nisolation = \"jail\"\n\
                 hosts = [\"a b\", 1]\naddresses = [\"localhost\"]\nscript_types = [\"perl\"]\n[contexts.x]\ndisk_mib = -1\ncoordinators = [\"me\"]\n\
                 actor_keys = [\"me\"]\nrequire_actor_signature = 1\n";
@@ -198,7 +198,7 @@ fn a_broken_file_never_takes_effect() {
 }
 
 #[test]
-fn who_is_named_nowhere_is_refused_and_told_the_way_out() {
+fn an_unnamed_coordinator_is_refused_with_the_way_to_name_it() {
     let stranger = JobSender { root: COORDINATOR, is_admitted: false };
     let denied = PolicyRules::default().grant(&of(1), stranger, None).expect_err("nobody has named it");
     assert_eq!((&denied, denied.code()), (&PolicyDenial::Unnamed(COORDINATOR.to_owned()), "POLICY_REFUSED"));

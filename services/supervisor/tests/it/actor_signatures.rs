@@ -42,7 +42,7 @@ async fn is_refused(machine: &Machine, coordinator: &Coordinator, job: &Executio
 }
 
 #[tokio::test]
-async fn the_policy_says_whose_signature_is_wanted() {
+async fn the_policy_defines_whose_signature_is_required() {
     let [one, other] = [(); 2].map(|()| SigningKey::generate());
     let text = format!(
         "[contexts.{}]\nrequire_actor_signature = true\nactor_keys = [\"{}\"]\n\

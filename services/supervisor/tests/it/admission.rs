@@ -24,7 +24,7 @@ async fn intake_problem(machine: &Machine) -> String {
 }
 
 #[tokio::test]
-async fn without_a_name_no_job_is_taken_and_operators_are_told() {
+async fn without_a_named_coordinator_jobs_are_refused_and_operators_see_why() {
     let machine = Machine::start(|dir, config| {
         config.admitted = DefaultCoordinators::Only(BTreeSet::new());
         let policy = dir.join("policy.toml");

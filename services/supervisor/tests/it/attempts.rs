@@ -170,5 +170,5 @@ async fn attempts_of_coordinators_are_stopped_as_well_and_their_logs_followed() 
     assert!(pieces.message().await.expect("the end").is_none());
     let ended = wait(&machine, &text, 50).await.expect("known");
     assert_eq!((ended.state(), ended.output_bytes), (AttemptState::Stopped, 7));
-    coordinator.hears_end(key).await;
+    coordinator.receives_end(key).await;
 }

@@ -68,7 +68,7 @@ async fn below_the_lower_floor_nothing_is_taken_and_what_waits_is_given_back() {
     disk.fill_up("other", MIB / 16);
     assert_eq!(coordinator.run(&execution(1, 2)).await, full());
     assert_eq!(coordinator.run(&waits).await, Ok(()), "what was accepted stays accepted");
-    coordinator.hears(waits.job_key, |kind| matches!(kind, JobEventKind::Returned).then_some(())).await;
+    coordinator.receives(waits.job_key, |kind| matches!(kind, JobEventKind::Returned).then_some(())).await;
     let refused = run_of_operator(&machine).await.expect_err("there is no room");
     assert_eq!((refused.code, refused.reason.as_str()), (Code::Unavailable, "DISK_FULL"));
     assert!(refused.retry_after.is_some() && refused.message.contains("less than its floor"), "{refused:?}");
@@ -91,7 +91,7 @@ async fn below_a_configured_floor() {
 }
 
 #[tokio::test]
-async fn a_floor_that_is_told_may_lie_anywhere() {
+async fn a_configured_disk_floor_may_have_any_value() {
     below_a_configured_floor().await;
 }
 
@@ -127,7 +127,7 @@ async fn what_was_accepted_is_not_refused_for_want_of_room_for_its_files() {
 }
 
 #[tokio::test]
-async fn a_store_whose_disk_is_full_is_told_by_name() {
+async fn a_full_disk_of_the_store_is_reported_by_name() {
     let machine = Machine::start(|_, _| {}).await;
     let coordinator = machine.coordinator().await;
     coordinator.run(&execution(1, 1)).await.expect("taken");
@@ -198,7 +198,7 @@ async fn what_has_ended_is_not_refused_for_bytes_that_are_gone() {
     coordinator.run(&job).await.expect("it brings its bytes");
     worker.take().await;
     worker.finish(job.job_key, |_| {}).await;
-    coordinator.hears_end(job.job_key).await;
+    coordinator.receives_end(job.job_key).await;
     std::fs::remove_dir_all(machine.work_dir().join("blobs")).expect("removed");
     // Whoever repeats it does not bring them any more, and this coordinator gives none.
     for file in job.files.values_mut() {

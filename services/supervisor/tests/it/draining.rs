@@ -48,7 +48,7 @@ async fn a_drain_gives_back_what_waits_and_outlives_a_restart() {
     assert_eq!((drained.queued, drained.running), (0, 1));
     assert!(drained.drain_deadline_time.is_some());
 
-    coordinator.hears(waits.job_key, |kind| matches!(kind, JobEventKind::Returned).then_some(())).await;
+    coordinator.receives(waits.job_key, |kind| matches!(kind, JobEventKind::Returned).then_some(())).await;
     let command = worker.control.next(pending()).await.expect("an answer");
     assert_eq!(command, Some(InstanceCommand::Drain { deadline_secs: Some(30) }));
     let announced = || async { coordinator.presence().await.draining.then_some(()) };
@@ -74,7 +74,7 @@ async fn a_drain_gives_back_what_waits_and_outlives_a_restart() {
         weight: std::num::NonZeroU32::MIN,
     };
     machine.queue.accept(offer).await.expect("accepted");
-    coordinator.hears(late.job_key, |kind| matches!(kind, JobEventKind::Returned).then_some(())).await;
+    coordinator.receives(late.job_key, |kind| matches!(kind, JobEventKind::Returned).then_some(())).await;
 
     machine.client(Identity::Admin).resume(ResumeRequest::default()).await.expect("resumed");
     assert_eq!(

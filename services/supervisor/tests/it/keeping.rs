@@ -59,7 +59,7 @@ fn naming(context: u128, number: u32, name: &str) -> model::Execution {
 }
 
 #[tokio::test]
-async fn what_somebody_needs_is_never_removed() {
+async fn blobs_that_are_needed_are_never_removed() {
     let machine = Machine::start(|_, _| {}).await;
     let coordinator = machine.coordinator().await;
     let mut worker = machine.instance(1, Isolation::Basic).await;

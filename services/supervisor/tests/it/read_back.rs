@@ -71,7 +71,7 @@ async fn logs_are_read_in_pieces_by_their_coordinator_and_the_admin() {
     );
 
     worker.finish(key, |end| end.output_bytes = text.len() as u64).await;
-    coordinator.hears_end(key).await;
+    coordinator.receives_end(key).await;
     let last = logs(&coordinator, key, offset, 0).await.expect("the end");
     assert!(last.complete && last.text.is_empty());
     let result: JobResult =
@@ -113,7 +113,7 @@ async fn logs_are_read_in_pieces_by_their_coordinator_and_the_admin() {
 }
 
 #[tokio::test]
-async fn a_stop_tells_what_had_to_be_ended_and_a_context_takes_its_logs_along() {
+async fn a_stop_lists_the_ended_processes_and_a_dropped_context_loses_its_logs() {
     let machine = Machine::start(|_, _| {}).await;
     let coordinator = machine.coordinator().await;
     let mut worker = machine.instance(1, Isolation::Basic).await;

@@ -148,10 +148,10 @@ async fn in_a_mixed_pool_a_demand_waits_for_who_gives_it() {
 
     // Nobody is left who could take what waits.
     contained.instance.leave().await.expect("left");
-    let end = coordinator.hears_end(demanding(2).job_key).await;
+    let end = coordinator.receives_end(demanding(2).job_key).await;
     let reason = end.reason.map(|reason| reason.code);
     assert_eq!((end.outcome, reason), (Outcome::Failed, Some(ReasonCode::IsolationUnavailable)));
-    let taken = coordinator.hears_end(demanding(1).job_key).await;
+    let taken = coordinator.receives_end(demanding(1).job_key).await;
     assert_eq!(taken.outcome, Outcome::Lost, "it had been taken, and went with the one that left");
 }
 

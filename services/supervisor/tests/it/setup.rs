@@ -243,7 +243,7 @@ impl Coordinator {
     }
 
     /// Waits until a job's event that fits was told.
-    pub(crate) async fn hears<T>(&self, job: JobKey, fits: impl Fn(&JobEventKind) -> Option<T>) -> T {
+    pub(crate) async fn receives<T>(&self, job: JobKey, fits: impl Fn(&JobEventKind) -> Option<T>) -> T {
         let heard = || async {
             let events_received = self.events_received.0.lock().expect("not poisoned");
             events_received.iter().filter(|event| event.job_key == job).find_map(|event| fits(&event.event))
@@ -251,12 +251,12 @@ impl Coordinator {
         wait_until(heard, PATIENCE, format!("word of {job}")).await
     }
 
-    pub(crate) async fn hears_end(&self, job: JobKey) -> AttemptEnd {
+    pub(crate) async fn receives_end(&self, job: JobKey) -> AttemptEnd {
         let end = |kind: &JobEventKind| match kind {
             JobEventKind::Ended(end) => Some((**end).clone()),
             _ => None,
         };
-        self.hears(job, end).await
+        self.receives(job, end).await
     }
 
     pub(crate) async fn state(&self, job: JobKey) -> String {

@@ -92,7 +92,7 @@ async fn is_refused(machine: &Machine, job: &Execution, reason: &str) {
 }
 
 #[tokio::test]
-async fn what_is_not_signed_or_changed_on_the_way_is_not_heard() {
+async fn an_unsigned_or_altered_request_is_refused() {
     let machine = Machine::start(|_, _| {}).await;
     let node = Node::new(&machine);
     let job = execution(1, 1);
@@ -107,7 +107,7 @@ async fn what_is_not_signed_or_changed_on_the_way_is_not_heard() {
 }
 
 #[tokio::test]
-async fn what_is_for_others_too_late_or_repeated_is_not_heard() {
+async fn a_misdirected_late_or_repeated_request_is_refused() {
     let machine = Machine::start(|_, _| {}).await;
     let mut node = Node::new(&machine);
     let first = node.sealed(&execution(1, 1)).to_json();

@@ -51,7 +51,7 @@ async fn jobs_go_on_under_the_next_root() {
     assert_eq!(new.run(&running).await, Ok(()), "it is known");
     assert_eq!(new.state(waiting.job_key).await, "queued");
     worker.finish(running.job_key, |_| {}).await;
-    assert_eq!(new.hears_end(running.job_key).await.outcome, Outcome::Succeeded);
+    assert_eq!(new.receives_end(running.job_key).await.outcome, Outcome::Succeeded);
 
     machine.stop_supervisor().await;
     machine.start_supervisor().await;
@@ -59,12 +59,12 @@ async fn jobs_go_on_under_the_next_root() {
     assert_eq!(new.run(&next).await, Ok(()));
     assert_eq!(worker.take().await.execution.job_key, waiting.job_key);
     worker.finish(waiting.job_key, |_| {}).await;
-    new.hears_end(waiting.job_key).await;
+    new.receives_end(waiting.job_key).await;
 }
 
 /// The job's events were never told, and the root that they were meant for has been succeeded.
 #[tokio::test]
-async fn what_happened_before_is_told_to_the_next_root() {
+async fn events_from_before_a_root_rotation_are_sent_to_the_next_root() {
     let machine = Machine::start(|_, _| {}).await;
     let (old, new) = (machine.coordinator().await, machine.coordinator().await);
     let mut worker = machine.instance(1, Isolation::Basic).await;
@@ -74,7 +74,7 @@ async fn what_happened_before_is_told_to_the_next_root() {
     worker.take().await;
     worker.finish(job.job_key, |_| {}).await;
     assert_eq!(announce(&new, &[&RootChange::announce(&old.root, &new.root)]).await, Ok(1));
-    new.hears_end(job.job_key).await;
+    new.receives_end(job.job_key).await;
 }
 
 #[tokio::test]
@@ -149,7 +149,7 @@ async fn succeed(
 }
 
 #[tokio::test]
-async fn the_operator_says_what_a_lost_root_cannot() {
+async fn an_operator_announces_the_successor_of_a_lost_root() {
     let machine = Machine::start(|_, _| {}).await;
     let (lost, new) = (machine.coordinator().await, machine.coordinator().await);
     let succeed_as = |who, old, new| succeed(&machine, who, old, new);

@@ -61,7 +61,7 @@ fn running(machine: &Machine, number: u32) -> PathBuf {
 }
 
 #[tokio::test]
-async fn of_a_dead_instance_everything_is_ended_and_told_at_once() {
+async fn jobs_of_a_dead_instance_are_ended_and_reported_at_once() {
     let machine = Machine::start(|_, _| {}).await;
     let coordinator = machine.coordinator().await;
     let mut left = Left::start(&running(&machine, 1), execution(1, 1).job_key);
@@ -72,7 +72,7 @@ async fn of_a_dead_instance_everything_is_ended_and_told_at_once() {
     worker.take().await;
     assert!(left.runs());
     fs::write(running(&machine, 1).with_file_name("lock"), "").expect("a lock");
-    let end = coordinator.hears_end(execution(1, 1).job_key).await;
+    let end = coordinator.receives_end(execution(1, 1).job_key).await;
     assert!(!left.runs(), "its script was ended before it was told");
     assert_eq!(
         (end.outcome, end.reason.map(|reason| reason.code)),
@@ -122,7 +122,7 @@ async fn of_one_that_hangs_only_what_it_has_is_ended() {
     shell.take().await;
     let presence = "hero:meta:actor:inst:shell:default:1";
     assert_eq!(machine.redis.raw(machine.kv.endpoint().database(), &["DEL", presence]), ":1\r\n");
-    let end = coordinator.hears_end(execution(1, 1).job_key).await;
+    let end = coordinator.receives_end(execution(1, 1).job_key).await;
     assert_eq!(end.outcome, Outcome::Lost);
     assert!(!left.runs(), "its script was ended before it was told");
     assert!(other.runs(), "what others of its process run goes on");

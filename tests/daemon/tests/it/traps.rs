@@ -211,7 +211,7 @@ async fn what_piled_up_for_an_absent_node_gets_stuck_when_it_returns() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_too_long_to_be_told_is_destroyed_by_the_pop() {
+async fn a_message_too_long_to_return_is_destroyed_by_the_pop() {
     let Scene { a: _a, b: _b, to_a, to_b, b_key, .. } = scene(Traps { sizes: false, ..Traps::ARMED }).await;
     let too_long = to_a.push(&b_key, "", vec![b'x'; 7_864_158]).await;
     to_a.until_state(&too_long, "received").await;
@@ -220,7 +220,7 @@ async fn what_is_too_long_to_be_told_is_destroyed_by_the_pop() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_never_hears_itself() {
+async fn a_node_never_receives_its_own_messages() {
     let Scene { a: _a, b: _b, to_b, b_key, .. } = scene(Traps::ARMED).await;
     let id = to_b.push(&b_key, "t", "x").await;
     to_b.push(&b_key, "t", "y").await;

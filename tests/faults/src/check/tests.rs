@@ -297,7 +297,7 @@ fn gaps_and_duplicates_of_watches_are_found() {
 }
 
 #[test]
-fn what_the_snapshot_shows_need_not_be_told() {
+fn changes_that_the_snapshot_shows_need_not_be_reported() {
     let mut history = kept();
     let watch = &mut history.watches[0];
     watch.snapshot[0] = (1, NodeState::Running, 1);

@@ -1,6 +1,6 @@
 //! A sender's signature over chat and mail.
 
-use ::envelope::actor::{LETTER_TYPE, check_direct_message};
+use ::envelope::actor::{DIRECT_MESSAGE_TYPE, check_direct_message};
 use ::envelope::{Envelope, Refusal};
 use bytes::Bytes;
 use model::{BlobHash, DirectMessage};
@@ -47,7 +47,8 @@ fn run(data: &[u8]) -> Verdict {
     let (statement, message) = (input.part(), input.part());
     let Ok(mut message) = serde_json::from_slice::<DirectMessage>(message) else { return Verdict::Refused };
     if way > 0 {
-        let envelope = Envelope::sign(LETTER_TYPE, Bytes::copy_from_slice(statement), key(0)).to_json();
+        let envelope =
+            Envelope::sign(DIRECT_MESSAGE_TYPE, Bytes::copy_from_slice(statement), key(0)).to_json();
         message.signature = Some(String::from_utf8_lossy(&envelope).into_owned());
     }
     if way > 1 {

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn what_an_earlier_life_may_have_sent_is_asked_for_before_it_is_given_up() {
+fn attempts_from_before_a_restart_are_queried_before_they_are_abandoned() {
     // Made before this router started, and late when it comes: who knows what became of it.
     let mut bench = Bench::started(990_000);
     let old = wire::HeldMessage { created_millis: 900_000, ..held(1, &[1, 2]) };
@@ -41,7 +41,7 @@ fn what_is_to_be_given_up_and_has_arrived_is_not() {
 }
 
 #[test]
-fn doubts_are_repeated_until_somebody_answers_or_is_dead() {
+fn unresolved_attempts_are_queried_until_the_supervisor_answers_or_is_dead() {
     let mut bench = Bench::new();
     bench.doubt(1, &[1]);
     for _ in 0..3 {
@@ -89,7 +89,7 @@ fn what_is_in_doubt_may_be_stopped() {
 }
 
 #[test]
-fn what_was_heard_of_has_arrived() {
+fn a_job_with_a_report_counts_as_arrived() {
     let mut bench = Bench::new();
     let sent = bench.held(vec![held(1, &[1, 2]), held(2, &[3])]).deliver;
     for (job, kind) in [(1, started()), (3, accepted())] {

@@ -177,7 +177,7 @@ fn what_is_under_way_is_waited_for_before_it_is_undone() {
 }
 
 #[test]
-fn a_compensation_that_fails_for_good_is_stuck_until_somebody_looks() {
+fn a_permanently_failed_compensation_is_stuck_until_an_operator_acts() {
     let stuck = || {
         let mut world = at_step(&row_of_steps(None), 2);
         world.fail("s2", r#"{"code":"broken"}"#);
@@ -231,7 +231,7 @@ fn parallel(join: &str) -> InstanceHarness {
 }
 
 #[test]
-fn all_branches_have_to_succeed_unless_the_join_says_less() {
+fn all_branches_have_to_succeed_unless_the_join_needs_fewer() {
     let mut world = parallel("all");
     assert_eq!(world.orders(), ["do-a", "do-b", "do-c"]);
     world.succeed("b", r#"{"name":"B"}"#);

@@ -47,7 +47,7 @@ fn an_order_is_shipped() {
 }
 
 #[test]
-fn a_transition_that_is_another_one_is_told_with_its_revision() {
+fn a_replay_difference_is_reported_with_its_revision() {
     let world = awaiting();
     let input = world.event_input("e-2", "PaymentCaptured", CAPTURED);
     let revision = world.instance().revision + 1;

@@ -94,7 +94,7 @@ fn what_comes_while_it_is_paused_is_applied_afterwards_in_order() {
 }
 
 #[test]
-fn a_start_is_asked_for_once_and_has_the_data_of_an_event() {
+fn a_start_by_verb_is_applied_once_and_has_the_data_of_an_event() {
     let mut world = InstanceHarness::of(WAITING);
     let start = Verb::Start { data: json("{}") };
     assert_eq!(refused(&world.verb("r-0", Verb::Pause)), "SAGA_NOT_FOUND");
@@ -231,7 +231,7 @@ fn an_instance_is_migrated_by_way_of_the_versions_between() {
 }
 
 #[test]
-fn a_way_that_is_broken_is_told_with_what_is_missing() {
+fn a_broken_migration_path_is_refused_with_its_missing_step() {
     let without = LATER.replace("migrate: {", "ignore: { last: \"*\" }\n# {");
     for (versions, why) in [
         (vec![latest()], "version 4 migrates from version 3, which is not kept here"),

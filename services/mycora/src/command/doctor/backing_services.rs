@@ -205,7 +205,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_redis_says_is_judged() {
+    fn settings_and_version_of_redis_are_judged() {
         let judged = |name: &str, value: &str| {
             let (_, judge) = SETTINGS.iter().find(|(known, _)| *known == name).expect("a setting");
             judge(name.to_owned(), value).level

@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_that_is_nearly_full_is_told() {
+    fn a_stream_near_its_limit_of_consumers_is_reported() {
         let state = |max_consumers, consumers| {
             let settings = broker::StreamSettings {
                 subjects: Vec::new(),

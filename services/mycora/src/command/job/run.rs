@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said_of_the_flag() {
+    fn a_problem_is_reported_with_its_flag() {
         let job = ["--type", "shell", "--script", "true"];
         let with = |more: &[&str]| refused(&[&job, more].concat());
         assert!(with(&["--name", "a b"]).starts_with("mycora job run: --name: a name is made of"));
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn the_network_and_times_are_asked_for() {
+    fn the_network_and_the_timeout_are_set_by_flags() {
         let file =
             described(&typed(&["--type", "shell", "--script", "true", "--network", "--timeout", "5m"]));
         let policy = file.expect("good").spec.nodes[0].policy.clone().expect("one");
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn the_files_ending_tells_the_type() {
+    fn the_script_type_follows_from_the_file_extension() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("long.py");
         std::fs::write(&path, "# long\n".repeat(4000)).expect("written");

@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said_of_the_flag() {
+    fn a_problem_is_reported_with_its_flag() {
         let job = ["--type", "shell", "--script", "true"];
         let refused =
             |more: &[&str]| described(&[&job, more].concat()).expect_err("something is wrong").to_string();

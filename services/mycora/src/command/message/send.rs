@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn what_became_of_it_is_told_with_the_way_on() {
+    fn the_outcome_of_a_message_is_shown_with_the_next_command() {
         let mut message = v1::Message {
             key: "message:1:7".into(),
             context_id: 2,

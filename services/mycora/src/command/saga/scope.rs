@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_checked_before_anybody_is_asked() {
+    fn names_are_checked_before_a_request_is_sent() {
         assert_eq!(tenant(""), Ok(String::new()));
         assert_eq!(tenant("acme"), Ok("acme".to_owned()));
         assert!(tenant("a.b").is_err_and(|advice| advice.contains("the tenant is made of")));

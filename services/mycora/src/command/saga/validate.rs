@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_one_file_and_with_several_is_told_at_once() {
+    fn problems_within_a_file_and_across_files_are_reported_together() {
         let (saga, providers) = EXAMPLE.split_once("\n---\n").expect("several documents");
         let misspelled = saga.replacen("effect: payment-reserve", "effect: payment-reserv", 1);
         let wrong = providers.replacen("attempts: 8", "attempts: many", 1);

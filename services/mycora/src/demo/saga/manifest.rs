@@ -32,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_example_says_what_is_said_differently_here() {
+    fn the_example_contains_each_text_that_the_demo_replaces() {
         for (from, _) in CHANGES {
             assert_eq!(EXAMPLE.matches(from).count(), 1, "{from}");
         }

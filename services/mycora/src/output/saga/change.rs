@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_tells_where_the_instance_is_and_what_was_ordered() {
+    fn a_change_shows_the_status_of_the_instance_and_its_ordered_effects() {
         let text = text(&changed(), SagaRequestRef { request_id: "5b", dry_run: false });
         let expected = "\
 saga         order
@@ -94,7 +94,7 @@ ORDERED  STEP     BRANCH   FOR       WHAT
     }
 
     #[test]
-    fn what_was_only_asked_for_is_told_as_such() {
+    fn a_dry_run_and_an_ignored_request_are_shown_as_such() {
         let text = text(&changed(), SagaRequestRef { request_id: "5b", dry_run: true });
         assert!(text.contains("dry run      nothing was changed") && !text.contains("5b"), "{text}");
         let mut none = v1::SagaChange { ignored_reason: "no_instance".into(), ..Default::default() };

@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_letter_tells_what_it_was_and_hides_nothing() {
+    fn a_dead_letter_shows_its_input_with_control_characters_escaped() {
         let input = v1::SagaEventInput {
             event_id: "e-1".into(),
             event_type: "PaymentCaptured".into(),
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn what_failed_again_is_told() {
+    fn a_redrive_that_failed_again_is_shown_with_its_reason() {
         let mut again = v1::SagaRedrive {
             key: "k-1".into(),
             detail: "no field".into(),

@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_definition_tells_what_starts_it() {
+    fn a_definition_shows_what_starts_it() {
         let definition = v1::SagaDefinition {
             saga: "nightly".into(),
             version: 2,

@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_call_tells_what_is_to_be_done_about_it() {
+    fn an_effect_call_shows_its_problem_and_its_next_try() {
         let mut call = v1::EffectCall {
             command_id: "018f".into(),
             effect: "payment-reserve".into(),

@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_saga_is_told_step_by_step() {
+    fn a_saga_graph_is_printed_step_by_step() {
         let expected = "\
 order, version 3
 

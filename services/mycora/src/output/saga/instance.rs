@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_tells_since_when_an_instance_is_where_it_is() {
+    fn a_list_shows_how_long_an_instance_has_been_in_its_step() {
         let text = list(&[saga()], Timestamp::from_millis(1_800_000_120_000));
         assert!(text.starts_with("SAGA   CORRELATION  STATUS         STEP  SINCE"), "{text}");
         assert!(
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn words_of_a_shell_are_quoted_where_they_have_to_be() {
+    fn shell_arguments_are_quoted_where_needed() {
         for (text, expected) in
             [("order-7", "order-7"), ("a b", "'a b'"), ("it's", "'it'\\''s'"), ("", "''"), ("$(x)", "'$(x)'")]
         {
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn a_finding_tells_until_when() {
+    fn a_finding_shows_its_end_time() {
         let mut finding = v1::SagaFinding {
             blocks: true,
             detail: "waits for PaymentCaptured".into(),

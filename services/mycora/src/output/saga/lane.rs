@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn a_replay_tells_its_end() {
+    fn a_replay_shows_its_differences_and_a_summary() {
         let compared = v1::SagaReplayDone { compared_count: 1, different_count: 1, ..Default::default() };
         assert!(done(&compared).starts_with("1 instance compared: 1 differ"));
         let sources = vec![v1::SagaLaneSource { name: "aggregate.Order".into(), ..Default::default() }];

@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_service_that_is_not_well_says_why() {
+    fn an_unhealthy_service_shows_its_problems() {
         let answer = v1::GetSagaServerResponse {
             replica: "saga-1".into(),
             roles: vec![v1::SagaServerRole::Saga.into(), v1::SagaServerRole::Effect.into()],
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_of_a_reload_are_told_by_name() {
+    fn changes_of_a_reload_are_listed_by_name() {
         let change = |was, is, old, new| v1::SagaReloadChange {
             kind: v1::SagaReloadKind::Saga.into(),
             name: "order".into(),
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_tells_since_when() {
+    fn a_paused_tenant_shows_the_time_of_its_pause() {
         let time = Some(prost_types::Timestamp { seconds: 1_800_000_000, nanos: 0 });
         let paused =
             v1::SagaTenant { tenant_id: "acme".into(), context_id: 7, paused: true, pause_time: time };

@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn a_result_that_cannot_be_told_whole_is_no_success() {
+    fn a_cut_or_too_large_flow_result_is_no_success() {
         let cut = EffectFlow { is_cut: true, ..flow(FlowStatus::Finished, &[("a.b", "c")]) };
         let large = "\u{1}".repeat(RESULT_BYTES_MAX / 4);
         let large = flow(FlowStatus::Finished, &[("a.b", &large)]);

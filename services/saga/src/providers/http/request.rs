@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn what_formulas_say_stays_one_segment_or_one_value() {
+    fn formula_values_stay_one_path_segment_or_one_query_value() {
         for (id, segment) in [
             ("o-1", "o-1"),
             ("a/b", "a%2Fb"),

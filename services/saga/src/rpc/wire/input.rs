@@ -150,7 +150,7 @@ mod tests {
 
     /// Checks rows against the files that tools which run journals again read.
     #[test]
-    fn rows_are_told_as_journals_have_them() {
+    fn rows_are_shown_as_the_entries_of_journal_files() {
         let source = ScenarioFile::read("journals.test.yaml", SCENARIOS).expect("good");
         let manifests = [("example.yaml".to_owned(), EXAMPLE.to_owned())];
         let scenarios = source.scenarios(&manifests).expect("good");

@@ -12,7 +12,7 @@ use saga::lane::source::ACK_WAIT;
 use saga::lane::streams;
 use saga::metrics::Metrics;
 use saga::quotas::LANE_CALLS_MAX;
-use saga::sagas::SAGA_LETTERS_MAX;
+use saga::sagas::SAGA_DEAD_LETTERS_MAX;
 use saga::visibility::SagaVisibility;
 use service::Readiness;
 use store::{EmbeddedStore, KvStore, MemoryStore, SharedStore};
@@ -59,7 +59,7 @@ impl World {
             ack_wait: ACK_WAIT,
             witness: Witness::default(),
             saga: String::new(),
-            letters_max: SAGA_LETTERS_MAX,
+            letters_max: SAGA_DEAD_LETTERS_MAX,
             calls_max: LANE_CALLS_MAX,
             wake: Arc::default(),
             copies: AtomicU64::new(0),

@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_part_is_wanted_each_byte_of_it_is_told_once() {
+    fn each_byte_of_any_requested_range_is_returned_once() {
         let text = "aä€😀".repeat(3);
         let bytes = text.as_bytes();
         for start in 0..bytes.len() {

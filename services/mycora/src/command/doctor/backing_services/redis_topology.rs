@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_without_a_server_are_told() {
+    fn slots_without_a_server_are_reported() {
         let info =
             "cluster_state:ok\r\ncluster_slots_ok:16384\r\ncluster_size:3\r\ncluster_known_nodes:6\r\n";
         let well = slots(info);
