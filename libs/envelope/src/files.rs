@@ -75,6 +75,15 @@ pub enum SigningFilesError {
 }
 
 impl SigningFiles {
+    /// Returns the paths of the files of `name` in `dir`, whether they are there or not.
+    #[must_use]
+    pub fn within(dir: &Path, name: &str) -> Self {
+        Self {
+            key: dir.join(format!("{name}.signing.key")),
+            certificate: dir.join(format!("{name}.signing.json")),
+        }
+    }
+
     /// Has the root key in `dir`, which is made when it is not there, vouch for the key of `name`, which is made as
     /// well.
     ///
@@ -86,10 +95,7 @@ impl SigningFiles {
         not_before: Timestamp,
         not_after: Timestamp,
     ) -> Result<Self, SigningFilesError> {
-        let files = Self {
-            key: dir.join(format!("{name}.signing.key")),
-            certificate: dir.join(format!("{name}.signing.json")),
-        };
+        let files = Self::within(dir, name);
         let root = dir.join(ROOT_KEY_FILE);
         if files.certificate.exists() && !root.exists() {
             // A new root would be a new coordinator.

@@ -1,5 +1,6 @@
 //! Prometheus metrics of the gateway.
 
+use model::Timestamp;
 use prometheus::{IntCounter, IntCounterVec, IntGauge, Opts, Registry};
 
 /// The gateway's metrics.
@@ -41,6 +42,7 @@ pub struct Metrics {
     pub letters_refused: IntCounter,
     envelopes_refused: IntCounterVec,
     signing_read: IntCounterVec,
+    signing_certificate_end: IntGauge,
 }
 
 impl Metrics {
@@ -71,6 +73,10 @@ impl Metrics {
         Ok(Self {
             envelopes_refused,
             signing_read,
+            signing_certificate_end: gauge(
+                "signing_certificate_expiry_seconds",
+                "When the certificate of the signing key ends, in seconds since 1970; 0 without one.",
+            )?,
             accepted: counter("jobs_accepted_total", "Jobs that supervisors accepted.")?,
             refused: counter("jobs_refused_total", "Jobs that supervisors refused.")?,
             failed: counter("deliveries_failed_total", "Deliveries that failed as a whole.")?,
@@ -100,6 +106,11 @@ impl Metrics {
     /// Counts a rejected envelope.
     pub fn envelope_refused(&self, reason: &str) {
         self.envelopes_refused.with_label_values(&[reason]).inc();
+    }
+
+    /// Shows when the certificate of the signing key ends.
+    pub(crate) fn signing_certificate_ends(&self, at: Timestamp) {
+        self.signing_certificate_end.set(at.as_secs().try_into().unwrap_or(i64::MAX));
     }
 
     /// Counts a reload of key and certificate: `taken` or `refused`.

@@ -11,8 +11,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use envelope::files::{ROOT_CHANGE_FILE, read_changes};
-use envelope::{EnvelopeSigner, Sealer, SigningFiles, SigningFilesError};
+use envelope::{Envelope, EnvelopeSigner, GatewayCertificate, Sealer, SigningFiles, SigningFilesError};
 use identity::VerifyingKey;
+use model::Timestamp;
 use model::supervision::{CoordinatorSucceed, CoordinatorSucceeded, method};
 use mycelium::json_rpc::METHOD_NOT_FOUND;
 use mycelium::{CallError, JsonRpcPeer, PayloadForm};
@@ -55,8 +56,21 @@ impl SigningSource {
             };
             changes.truncate(count);
         }
-        let text = |change: &envelope::Envelope| String::from_utf8_lossy(&change.to_json()).into_owned();
+        let text = |change: &Envelope| String::from_utf8_lossy(&change.to_json()).into_owned();
         Ok((sealer, changes.iter().map(text).collect()))
+    }
+
+    /// Reads when the certificate of the key ends.
+    ///
+    /// # Errors
+    /// [`SigningFilesError::File`], [`SigningFilesError::Certificate`].
+    pub fn certificate_end(&self) -> Result<Timestamp, SigningFilesError> {
+        let path = || self.files.certificate.clone();
+        let text =
+            std::fs::read(path()).map_err(|source| SigningFilesError::File { path: path(), source })?;
+        let read = Envelope::from_json(&text).and_then(|envelope| GatewayCertificate::read(&envelope));
+        let certificate = read.map_err(|refusal| SigningFilesError::Certificate { path: path(), refusal })?;
+        Ok(certificate.not_after)
     }
 
     fn changes(&self) -> Option<PathBuf> {
@@ -143,6 +157,7 @@ impl SigningReloader {
             return Ok(false);
         }
         let (sealer, changes) = self.source.read()?;
+        self.metrics.signing_certificate_ends(self.source.certificate_end()?);
         let (old, new) = (self.identity.now().root, sealer.root());
         // The signers come before the identity: a conversation that starts over must be signed with the new root's key.
         for signer in &self.signers {

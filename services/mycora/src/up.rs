@@ -22,9 +22,11 @@ mod servers;
 mod suite;
 
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use kv::{Durability, KvEndpoint};
 use model::address_rules::AddressRules;
@@ -40,6 +42,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 pub use self::banner::Banner;
+use self::certificates::{CertificateIssuer, Certificates};
 use self::directory::DataDir;
 pub(crate) use self::directory::{DataDirOwner, owner};
 pub use self::error::UpError;
@@ -273,7 +276,8 @@ pub async fn start(options: UpOptions) -> Result<AllInOneHandle, UpError> {
     dir.record_owner()?;
     let listeners = SuiteListeners::bind(&options).await?;
     let served = listeners.port.local_addr().map_err(UpError::Address)?;
-    let certificates = certificates::prepare(&dir, options.pki_dir.as_deref(), &served_as(served.ip()))?;
+    let issuer = CertificateIssuer::open(&dir, options.pki_dir.as_deref(), served_as(served.ip()))?;
+    let certificates = issuer.issue(SystemTime::now())?;
     let work_dir = dir.join(WORK_DIR);
     for ended in runner::sweep(&work_dir).map_err(UpError::Sweep)? {
         notice.print(&format!("ended a script of an earlier start: {ended}"));
@@ -304,22 +308,40 @@ pub async fn start(options: UpOptions) -> Result<AllInOneHandle, UpError> {
         _ => banner,
     };
     let nats = nats.and_then(|nats| nats.access().cloned());
-    let task = tokio::spawn(supervise(dir, servers, suite, stop.clone(), notice));
+    let renewal = renew_certificates(Arc::clone(&dir), (issuer, certificates.clone()), notice);
+    let task = tokio::spawn(supervise(dir, servers, suite, stop.clone(), notice, renewal));
     Ok(AllInOneHandle { profile, banner, nats, stop, task })
 }
 
-/// Runs until stopped, or until a part ends by itself; then ends the rest.
+/// Renews certificates for as long as it is polled, and has the private NATS server show its new one. Everything else reads changed
+/// files by itself.
+async fn renew_certificates(
+    dir: Arc<DataDir>,
+    (issuer, certificates): (CertificateIssuer, Certificates),
+    notice: UpReporter,
+) -> Infallible {
+    let renewed = || {
+        if let Err(error) = nats::reload(&dir) {
+            tracing::error!("nats-server cannot be told to read its certificate again: {error}");
+        }
+    };
+    issuer.keep(certificates, SystemTime::now, notice, renewed).await
+}
+
+/// Runs until stopped, or until a part ends by itself; then ends the rest. Renews certificates meanwhile.
 async fn supervise(
     dir: Arc<DataDir>,
     mut servers: BackingServers,
     mut suite: Suite,
     stop: CancellationToken,
     notice: UpReporter,
+    renewal: impl Future<Output = Infallible>,
 ) -> Result<(), UpError> {
     let ended = tokio::select! {
         () = stop.cancelled() => Ok(()),
         error = servers.wait_until_lost() => Err(error),
         error = suite.wait_until_failed() => Err(error),
+        never = renewal => match never {},
     };
     // Once a stop was requested, parts that end are no failure, whichever of both was seen first.
     let result = if stop.is_cancelled() { Ok(()) } else { ended };

@@ -140,13 +140,23 @@ pub(super) async fn stop_orphan(
     names: ChildNames,
     notice: &UpReporter,
 ) -> Result<(), UpError> {
-    let ChildNames { program, record, .. } = names;
-    let Ok(text) = std::fs::read_to_string(dir.join(record)) else { return Ok(()) };
-    let Some(orphan) = text.trim().parse::<ProcessRecord>().ok().filter(ProcessRecord::is_alive) else {
-        return Ok(());
-    };
+    let program = names.program;
+    let Some(orphan) = recorded(dir, names).filter(ProcessRecord::is_alive) else { return Ok(()) };
     notice.print(&format!("stopping {program} {} of an earlier start that was killed", orphan.pid));
     orphan.end(STOP_TIMEOUT).await.map_err(|source| UpError::ChildStart { program, source })
+}
+
+/// Has a server read its configuration and its certificate again, if it runs.
+///
+/// # Errors
+/// When it cannot be signalled.
+pub(super) fn reload(dir: &DataDir, names: ChildNames) -> io::Result<()> {
+    recorded(dir, names).map_or(Ok(()), |process| process.reload())
+}
+
+/// The process of a server that is recorded, which may have ended.
+fn recorded(dir: &DataDir, names: ChildNames) -> Option<ProcessRecord> {
+    std::fs::read_to_string(dir.join(names.record)).ok()?.trim().parse().ok()
 }
 
 /// A command that runs in the data directory, in a process group of its own. Output from before it has read the path of its log

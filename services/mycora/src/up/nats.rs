@@ -193,6 +193,14 @@ impl child::ChildServer for NatsChild {
     }
 }
 
+/// Has the private server of a data directory show its renewed certificate; does nothing where there is none.
+///
+/// # Errors
+/// When it cannot be signalled.
+pub(super) fn reload(dir: &DataDir) -> io::Result<()> {
+    child::reload(dir, NAMES)
+}
+
 /// A port of the loopback interface that is free now.
 async fn free_port() -> io::Result<u16> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?.local_addr()?.port())

@@ -85,6 +85,14 @@ impl ProcessRecord {
         }
     }
 
+    /// Has it read its configuration again, as servers do on SIGHUP. Does nothing when it has ended.
+    ///
+    /// # Errors
+    /// When it cannot be signalled.
+    pub(super) fn reload(&self) -> io::Result<()> {
+        if self.is_alive() { self.signal(Signal::HUP) } else { Ok(()) }
+    }
+
     fn signal(&self, signal: Signal) -> io::Result<()> {
         let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidInput)?;
         match kill_process(pid, signal) {
