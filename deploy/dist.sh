@@ -6,6 +6,7 @@
 #   deploy/dist.sh [DIR]        DIR: where the archive is put; default target/dist
 #
 # MYCORA_DIST_PROFILE names the profile of cargo that it is built with; default release.
+# MYCORA_COMMIT is the commit that `mycora --version` names; default that of the checkout.
 # MYCORA_DIST_PROGRAM names a `mycora` that is built already, instead of building one.
 # MYCORA_DIST_GZIP is how hard it is compressed, from 1 to 9; default 9.
 # SOURCE_DATE_EPOCH is the time that the files bear; default that of the commit.
@@ -17,6 +18,9 @@ profile=${MYCORA_DIST_PROFILE:-release}
 program=${MYCORA_DIST_PROGRAM:-}
 
 if [ -z "$program" ]; then
+  # `mycora --version` names it.
+  MYCORA_COMMIT=${MYCORA_COMMIT-$(git describe --always --dirty --abbrev=12 --exclude='*' 2>/dev/null || true)}
+  export MYCORA_COMMIT
   "${CARGO:-cargo}" build --locked --profile "$profile" -p mycora
   # What cargo calls the folder of its first profile.
   folder=${profile/#dev/debug}
@@ -34,7 +38,7 @@ mkdir -p "$place/completions" "$out"
 # Symbols stay, for crash reports; debug information does not.
 strip --strip-debug -o "$place/mycora" "$program"
 chmod 755 "$place/mycora"
-cp README.md LICENSE SECURITY.md "$place/"
+cp README.md CHANGELOG.md CONTRIBUTING.md LICENSE SECURITY.md "$place/"
 cp -r specs deploy "$place/"
 # What starts programs of a checkout is of no use here.
 rm -r "$place/deploy/local" "$place/deploy/dist.sh"

@@ -148,8 +148,7 @@ fn parse<A: App>(matches: &ArgMatches) -> Result<(CommonFlags, AdminFlags, A::Co
 
 fn command<A: App>() -> Command {
     let local = |port: u16| SocketAddr::from((Ipv4Addr::LOCALHOST, port)).to_string();
-    let command =
-        Command::new(format!("mycora-{}", A::NAME)).version(env!("CARGO_PKG_VERSION")).about(A::ABOUT);
+    let command = Command::new(format!("mycora-{}", A::NAME)).version(crate::version()).about(A::ABOUT);
     let command = CommonFlags::augment_args(command);
     let command = if A::ADMIN.is_some() { AdminFlags::augment_args(command) } else { command };
     let command =
@@ -187,7 +186,7 @@ async fn live<A: App>(
     let (readiness, metrics) = (Readiness::new(), Registry::new());
     let started = readiness.condition("start");
     let limits = limits::<A>(&config, common.serving.actors);
-    let info = ServiceDescription { name: A::NAME, version: env!("CARGO_PKG_VERSION"), limits };
+    let info = ServiceDescription { name: A::NAME, version: crate::version(), limits };
     let notices = OperatorNotices::default();
     let ops = Ops::new(info, readiness.clone(), metrics.clone(), access).with_notices(notices.clone());
     let ops = OpsPort::open(ops_listener, admin.iter().cloned().fold(ops, Ops::with_admin));
@@ -211,7 +210,7 @@ async fn live<A: App>(
         result = A::start(config, host) => {
             result?;
             started.met();
-            tracing::info!(version = env!("CARGO_PKG_VERSION"), "{} started", A::NAME);
+            tracing::info!(version = crate::version(), "{} started", A::NAME);
             shutdown.begun().await;
         }
         () = shutdown.begun() => tracing::info!("shutdown began before the start was complete"),

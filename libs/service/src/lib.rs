@@ -22,11 +22,13 @@ mod ops;
 mod own_process;
 mod panics;
 mod readiness;
+mod readiness_metrics;
 mod sequencer;
 mod shutdown;
 mod tasks;
 pub mod telemetry;
 pub mod traces;
+mod version;
 
 pub use allocator::Allocator;
 pub use app::{App, ServiceHost, run};
@@ -51,6 +53,7 @@ pub use readiness::{Impairment, Readiness, ReadinessCondition};
 pub use sequencer::{Sequencer, Ticket};
 pub use shutdown::{Shutdown, SighupAction};
 pub use tasks::Tasks;
+pub use version::version;
 
 /// Any error that ends a service; its whole chain is logged once.
 pub type Failure = Box<dyn std::error::Error + Send + Sync>;

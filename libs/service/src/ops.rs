@@ -29,6 +29,7 @@ use self::admin::{AdminRefusal, TENANT_HEADER};
 pub use self::listener::{BadOpsAddress, OpsAddress, OpsListener};
 use crate::notices::OperatorNotices;
 use crate::readiness::Readiness;
+use crate::readiness_metrics::ReadinessMetrics;
 
 /// Named limits and their values, as `/info` shows them. The name carries the unit.
 pub type ServiceLimits = BTreeMap<&'static str, u64>;
@@ -69,7 +70,7 @@ pub struct Ops {
 }
 
 impl Ops {
-    /// Shows these to whom `access` allows it; registers `mycora_build_info`.
+    /// Shows these to whom `access` allows it; registers `mycora_build_info`, `mycora_ready` and `mycora_healthy`.
     #[must_use]
     pub fn new(info: ServiceDescription, readiness: Readiness, metrics: Registry, access: OpsAccess) -> Self {
         let labels = Opts::new("mycora_build_info", "Always 1; the labels say what is running")
@@ -79,6 +80,7 @@ impl Ops {
         build.set(1);
         // Several services of one process may share a registry; the first one is shown.
         let _ = metrics.register(Box::new(build));
+        let _ = metrics.register(Box::new(ReadinessMetrics::of(readiness.clone())));
         Self {
             info: Arc::new(info),
             notices: OperatorNotices::default(),

@@ -170,6 +170,27 @@ async fn metrics_and_info() {
 }
 
 #[tokio::test]
+async fn readiness_and_health_are_metrics() {
+    let port = Port::open().await;
+    let storage = port.readiness.condition("storage");
+    let upstream = port.readiness.impairment("upstream");
+    let shown = async |ready: u8, healthy: u8| {
+        let (status, text) = port.get("/metrics").await;
+        assert_eq!(status, 200);
+        for line in [format!("\nmycora_ready {ready}\n"), format!("\nmycora_healthy {healthy}\n")] {
+            assert!(text.contains(&line), "{line}: {text}");
+        }
+    };
+    shown(0, 0).await;
+    storage.met();
+    shown(1, 1).await;
+    upstream.begin("it does not answer");
+    shown(1, 0).await;
+    upstream.end();
+    shown(1, 1).await;
+}
+
+#[tokio::test]
 async fn the_ends_of_certificates_are_metrics() {
     let port = Port::open().await;
     let dir = tempfile::tempdir().unwrap();

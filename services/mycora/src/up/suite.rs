@@ -229,7 +229,7 @@ impl Suite {
         limits: ServiceLimits,
         access: OpsAccess,
     ) {
-        let info = ServiceDescription { name: "mycora", version: env!("CARGO_PKG_VERSION"), limits };
+        let info = ServiceDescription { name: "mycora", version: service::version(), limits };
         let ops = Ops::new(info, self.readiness.clone(), metrics, access).with_notices(self.notices.clone());
         let listener = OpsListener::Tcp(listener);
         let stop = self.stop.clone();

@@ -40,8 +40,15 @@ fn the_archive_has_a_program_that_runs_and_nothing_of_who_made_it() {
     run(place, "tar", &["-xzf", &name]);
     let unpacked = place.join(name.trim_end_matches(".tar.gz"));
     assert_eq!(run(&unpacked, "./mycora", &["--version"]), format!("mycora {version}\n"));
-    for file in ["README.md", "LICENSE", "specs/README.md", "completions/mycora.bash", "completions/_mycora"]
-    {
+    for file in [
+        "README.md",
+        "CHANGELOG.md",
+        "CONTRIBUTING.md",
+        "LICENSE",
+        "specs/README.md",
+        "completions/mycora.bash",
+        "completions/_mycora",
+    ] {
         assert!(unpacked.join(file).metadata().is_ok_and(|found| found.len() > 0), "{file}");
     }
 }
