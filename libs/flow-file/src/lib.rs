@@ -5,9 +5,11 @@
 
 mod files;
 mod key_hints;
+mod keys;
 mod lints;
 mod node_batches;
 mod reader;
+mod schema;
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
@@ -24,6 +26,7 @@ pub use files::{FileError, FileRoot, Upload, UploadError, Uploads};
 use lints::FlowFileLinter;
 pub use node_batches::{PART_BYTES_MAX, node_batches};
 use reader::FlowFileReader;
+pub use schema::schema;
 
 /// Maximum size of a flow file, in bytes.
 pub const FILE_BYTES_MAX: u64 = 64 * 1024 * 1024;

@@ -15,41 +15,7 @@ use yaml::{
 
 use super::files::{FileRoot, Uploads};
 use super::key_hints::key_hint;
-
-pub(super) const FLOW_KEYS: &[&str] =
-    &["name", "context", "env", "fail_fast", "deadline", "cancel_timeout", "jobs"];
-pub(super) const JOB_KEYS: &[&str] = &[
-    "script_type",
-    "script",
-    "script_file",
-    "created_job",
-    "files",
-    "outputs",
-    "depends",
-    "run_if",
-    "when",
-    "prerequisites",
-    "allow_failure",
-    "timeout",
-    "timeout_queue",
-    "timeout_ack",
-    "timeout_result",
-    "retries",
-    "backoff",
-    "no_retry_exit_codes",
-    "losses",
-    "loss_backoff",
-    "idempotent",
-    "priority",
-    "isolation",
-    "network",
-    "env",
-    "target",
-];
-/// Older spellings, which are read as well.
-pub(super) const OLDER_KEYS: &[&str] = &["dependends"];
-pub(super) const BACKOFF_KEYS: &[&str] = &["initial", "multiplier", "max"];
-pub(super) const TARGET_KEYS: &[&str] = &["runner", "group", "instance", "labels"];
+use super::keys::{BACKOFF_KEYS, FLOW_KEYS, FlowFileKey, JOB_KEYS, OLDER_JOB_KEYS, TARGET_KEYS, names};
 
 /// Reader of a flow file, which collects its contents and its problems.
 pub(super) struct FlowFileReader<'a> {
@@ -146,7 +112,8 @@ impl FlowFileReader<'_> {
         let at = FlowFieldPath { path: &path, label: &label };
         self.places.add(&path, entry.place, &label);
         self.places.add(at.path("name"), entry.place, &label);
-        let keys = MappingKeys { known: JOB_KEYS, older: OLDER_KEYS, hint: key_hint };
+        let (known, older) = (names(JOB_KEYS), names(OLDER_JOB_KEYS));
+        let keys = MappingKeys { known: &known, older: &older, hint: key_hint };
         let fields = self.yaml.fields(&entry.value, &format!("the job `{}`", entry.key), keys);
         let created_job = self.created_job(entry, &fields, at);
         v1::NodeSpec {
@@ -430,8 +397,8 @@ impl FlowFileReader<'_> {
     }
 
     /// The entries of a mapping by their keys, unknown ones reported.
-    fn fields<'t>(&mut self, tree: &'t YamlNode, what: &str, known: &[&str]) -> YamlFields<'t> {
-        self.yaml.fields(tree, what, MappingKeys { known, older: &[], hint: key_hint })
+    fn fields<'t>(&mut self, tree: &'t YamlNode, what: &str, known: &[FlowFileKey]) -> YamlFields<'t> {
+        self.yaml.fields(tree, what, MappingKeys { known: &names(known), older: &[], hint: key_hint })
     }
 
     /// A text; a number or a truth value is the text that was written.

@@ -564,12 +564,12 @@ fn rows_of_the_page(heading: &str) -> Vec<String> {
 #[test]
 fn the_page_about_flow_files_has_every_key() {
     for (heading, keys) in [
-        ("The flow", reader::FLOW_KEYS),
-        ("A job", &[reader::JOB_KEYS, reader::OLDER_KEYS].concat()),
-        ("`backoff`", reader::BACKOFF_KEYS),
-        ("`target`", reader::TARGET_KEYS),
+        ("The flow", keys::FLOW_KEYS),
+        ("A job", &[keys::JOB_KEYS, keys::OLDER_JOB_KEYS].concat()),
+        ("`backoff`", keys::BACKOFF_KEYS),
+        ("`target`", keys::TARGET_KEYS),
     ] {
-        let mut known: Vec<_> = keys.to_vec();
+        let mut known = keys::names(keys);
         let mut listed = rows_of_the_page(heading);
         known.sort_unstable();
         listed.sort_unstable();

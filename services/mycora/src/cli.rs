@@ -24,7 +24,7 @@ use crate::command::token::TokenArgs;
 use crate::command::up::UpArgs;
 use crate::command::{
     CliSession, GlobalFlags, actor, attempt, bootstrap, completions, connection, context, demo, doctor, down,
-    flow, gateway, job, message, pki, runner, saga, supervisor, token, up, validate,
+    flow, gateway, job, message, pki, runner, saga, schema, supervisor, token, up, validate,
 };
 use crate::failure::CliError;
 use crate::output;
@@ -53,7 +53,7 @@ reached or started, or this identity is not allowed; 130 interrupted, which leav
 
 /// The command line.
 #[derive(Debug, Parser)]
-#[command(name = "mycora", version, about = ABOUT, after_help = AFTER_HELP, max_term_width = 110)]
+#[command(name = "mycora", version = service::version(), about = ABOUT, after_help = AFTER_HELP, max_term_width = 110)]
 pub struct Cli {
     /// Flags that every command understands.
     #[command(flatten)]
@@ -220,6 +220,7 @@ pub async fn run(global: GlobalFlags, command: CliCommand) -> Result<u8, CliErro
         CliCommand::Connection => connection::run(&global).map(|()| 0),
         CliCommand::Completions(args) => completions::run(&args).map(|()| 0),
         CliCommand::Flow(FlowCommand::Validate(args)) => validate::run(&args, global.output).map(|()| 0),
+        CliCommand::Flow(FlowCommand::Schema) => schema::run().map(|()| 0),
         CliCommand::Bootstrap(args) => {
             in_session(global, async |session| bootstrap::run(&args, session).await).await
         }

@@ -29,6 +29,7 @@ mod resumable_watch;
 pub mod retry;
 pub mod runner;
 pub mod saga;
+pub mod schema;
 pub mod signal;
 pub mod signing;
 pub mod submit;

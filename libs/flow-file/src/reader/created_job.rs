@@ -3,9 +3,7 @@
 use yaml::{YamlEntry, YamlFields};
 
 use super::{FlowFieldPath, FlowFileReader};
-
-/// Keys that define what a job executes; a kept job defines that itself.
-const OWN_KEYS: [&str; 6] = ["script_type", "script", "script_file", "files", "outputs", "env"];
+use crate::keys::STORED_JOB_KEYS;
 
 impl FlowFileReader<'_> {
     /// The number of the kept job that a job of the flow names; absent when it names none.
@@ -20,7 +18,7 @@ impl FlowFileReader<'_> {
         if number == Some(0) {
             self.problem(entry.value.place, "`created_job` is the number of a job, from 1 on, not 0");
         }
-        for (key, own) in OWN_KEYS.iter().filter_map(|key| Some((key, fields.get(key)?))) {
+        for (key, own) in STORED_JOB_KEYS.iter().filter_map(|key| Some((key, fields.get(key)?))) {
             let (name, line) = (&job.key, entry.place.line);
             self.problem(
                 own.place,

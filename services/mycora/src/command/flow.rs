@@ -5,8 +5,8 @@ use model::Timestamp;
 use proto::v1;
 
 use super::{
-    CliSession, cancel, delete, explain, graph, list, logs, nodes, outputs, report, retry, signal, submit,
-    validate, values, watch, watch_all,
+    CliSession, cancel, delete, explain, graph, list, logs, nodes, outputs, report, retry, schema, signal,
+    submit, validate, values, watch, watch_all,
 };
 use crate::failure::CliError;
 use crate::output::{self, json, summary};
@@ -17,6 +17,9 @@ pub enum FlowCommand {
     /// Check a flow file without submitting it; needs no coordinator
     #[command(after_help = "Example:\n  mycora flow validate flow.yaml --env LANG=C.UTF-8")]
     Validate(validate::FlowValidateArgs),
+    /// Print a JSON Schema of flow files, for editors; needs no coordinator
+    #[command(after_help = schema::AFTER_HELP)]
+    Schema,
     /// Submit a flow file
     #[command(after_help = submit::AFTER_HELP)]
     Submit(submit::FlowSubmitArgs),
@@ -82,6 +85,7 @@ pub struct FlowArg {
 pub async fn run(session: &CliSession, command: FlowCommand) -> Result<u8, CliError> {
     match command {
         FlowCommand::Validate(args) => validate::run(&args, session.global.output).map(|()| 0),
+        FlowCommand::Schema => schema::run().map(|()| 0),
         FlowCommand::Submit(args) => submit::run(session, &args).await,
         FlowCommand::List(args) => list::run(session, &args).await.map(|()| 0),
         FlowCommand::Get(FlowArg { id }) => get(session, id).await.map(|()| 0),

@@ -71,6 +71,7 @@ fn exit_codes_are_as_promised() {
         (&["completions", "cmd"], 2, "possible values: bash, elvish, fish, powershell, zsh"),
         (&["token"], 3, "start one with `mycora up`, or name a profile"),
         (&["flow", "validate", "good.yaml"], 0, ""),
+        (&["flow", "schema"], 0, ""),
         (&[], 2, "Usage: mycora"),
         (&["flwo"], 2, "similar subcommand"),
         (&["flow", "get", "x"], 2, "a whole number from 1 to 4294967295 is needed"),
