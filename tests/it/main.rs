@@ -24,6 +24,7 @@ mod logs;
 mod losses;
 mod mail;
 mod matrix;
+mod metrics;
 mod open_queues;
 mod operators;
 mod order;

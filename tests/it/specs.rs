@@ -74,8 +74,8 @@ fn sources(dir: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-#[test]
-fn every_reason_is_given_by_something() {
+/// The code of all programs and libraries, but for what only tests have and the list of reasons.
+pub(crate) fn shipped_code() -> String {
     let mut files = Vec::new();
     let root = root().canonicalize().expect("it is there");
     sources(&root.join("services"), &mut files);
@@ -84,7 +84,12 @@ fn every_reason_is_given_by_something() {
         let own = path.strip_prefix(&root).expect("it is below");
         !own.ends_with("error/reason.rs") && !own.components().any(|part| part.as_os_str() == "tests")
     });
-    let code: String = files.iter().map(|path| fs::read_to_string(path).expect("it can be read")).collect();
+    files.iter().map(|path| fs::read_to_string(path).expect("it can be read")).collect()
+}
+
+#[test]
+fn every_reason_is_given_by_something() {
+    let code = shipped_code();
     for reason in rpc::RpcReason::ALL {
         let named = format!("Reason::{reason:?}");
         // Those that supervisors give stand in a list of their own, by their texts.
