@@ -1,9 +1,11 @@
-//! The committed generated code matches the `.proto` files.
+//! The committed generated code and the reference of the API match the `.proto` files.
 //!
-//! `MYCORA_UPDATE=1 cargo test -p mycora-drift` regenerates it. This package links none of
+//! `MYCORA_UPDATE=1 cargo test -p mycora-drift` regenerates both. This package links none of
 //! ours: the generator has to run while conversions wait for what it writes.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot read its files has failed")]
+
+mod reference;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -37,20 +39,46 @@ fn generated_code_matches_the_protos() {
     }
 }
 
-fn generate(proto_root: &Path, out: &Path) {
+#[test]
+fn the_reference_of_the_api_matches_the_protos() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let (committed, fresh) =
+        (root.join("specs/reference"), reference::pages(&descriptors(&root.join("proto"))));
+    if std::env::var_os("MYCORA_UPDATE").is_some() {
+        fs::create_dir_all(&committed).unwrap();
+        for (name, text) in &fresh {
+            fs::write(committed.join(name), text).unwrap();
+        }
+    }
+    let kept = read_all(&committed);
+    assert_eq!(fresh.keys().collect::<Vec<_>>(), kept.keys().collect::<Vec<_>>(), "pages in specs/reference");
+    for (name, text) in &fresh {
+        assert!(
+            kept[name] == text.as_bytes(),
+            "specs/reference/{name} has drifted from the protos; run MYCORA_UPDATE=1 cargo test -p mycora-drift"
+        );
+    }
+}
+
+/// What the `.proto` files say, with their comments.
+fn descriptors(proto_root: &Path) -> FileDescriptorSet {
     let mut files: Vec<PathBuf> = Vec::new();
     for package in PACKAGES {
         files.extend(fs::read_dir(proto_root.join(package)).unwrap().map(|entry| entry.unwrap().path()));
     }
     files.retain(|path| path.extension().is_some_and(|ext| ext == "proto"));
     files.sort();
-    let set = protox::Compiler::new([proto_root])
+    protox::Compiler::new([proto_root])
         .unwrap()
         .include_source_info(true)
         .include_imports(true)
         .open_files(&files)
         .unwrap()
-        .file_descriptor_set();
+        .file_descriptor_set()
+}
+
+fn generate(proto_root: &Path, out: &Path) {
+    let set = descriptors(proto_root);
     tonic_prost_build::configure().bytes(".").btree_map(".").out_dir(out).compile_fds(set.clone()).unwrap();
     fs::write(out.join("descriptors.binpb"), commented(set).encode_to_vec()).unwrap();
 }
