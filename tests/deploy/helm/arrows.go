@@ -14,6 +14,11 @@ type arrow struct {
 // Ends of calls that are no services of the chart.
 const (
 	clients          = "clients"
+	admin            = "admin"
+	otherGateways    = "gateways of other coordinators"
+	daemon           = "the Mycelium daemon"
+	opsReaders       = "readers of ops ports"
+	collector        = "an OTLP collector"
 	supervisorsRedis = "the supervisor's Redis"
 	coordinatorRedis = "the coordinator's Redis"
 	sagaRedis        = "the Redis of sagas"
@@ -22,22 +27,31 @@ const (
 	outsideWorld     = "the outside world"
 )
 
+// everyProcess is each container that runs a program of ours.
+const everyProcess = "every process"
+
 // ends are the words of specs/architecture.md for the ends of calls, with ours.
 var ends = map[string]string{
-	"client":                 clients,
-	"scheduler":              "scheduler",
-	"each scheduler replica": "scheduler",
-	"router":                 "router",
-	"storage":                "storage",
-	"runner-registry":        "runner-registry",
-	"gateway":                "mycelium-gateway",
-	"supervisor":             "supervisor",
-	"runner":                 "runner",
-	"saga":                   "saga",
-	"the supervisor's Redis": supervisorsRedis,
-	"NATS JetStream":         nats,
-	"gateways of aggregates": aggregates,
-	"the outside world":      outsideWorld,
+	"client":                         clients,
+	"admin":                          admin,
+	"scheduler":                      "scheduler",
+	"each scheduler replica":         "scheduler",
+	"router":                         "router",
+	"storage":                        "storage",
+	"runner-registry":                "runner-registry",
+	"gateway":                        "mycelium-gateway",
+	"gateways of other coordinators": otherGateways,
+	"supervisor":                     "supervisor",
+	"runner":                         "runner",
+	"saga":                           "saga",
+	"the Mycelium daemon":            daemon,
+	"the supervisor's Redis":         supervisorsRedis,
+	"NATS JetStream":                 nats,
+	"gateways of aggregates":         aggregates,
+	"the outside world":              outsideWorld,
+	"readers of ops ports":           opsReaders,
+	"every process":                  everyProcess,
+	"an OTLP collector":              collector,
 }
 
 // owners are the rows of "Who there is" that say who calls a Redis: the row's process, and words that stand in it.

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -16,6 +15,10 @@ var others = []endpoint{
 	{
 		name: "client", namespace: "apps", namespaceLabels: map[string]string{"mycora/clients": "true"},
 		address: netip.MustParseAddr("10.1.0.1"),
+	},
+	{
+		name: "client of sagas", namespace: "shops", namespaceLabels: map[string]string{"mycora/saga-clients": "true"},
+		address: netip.MustParseAddr("10.1.0.14"),
 	},
 	{name: "client outside", address: netip.MustParseAddr("192.0.2.10")},
 	{name: "prometheus", namespace: "monitoring", address: netip.MustParseAddr("10.1.0.2")},
@@ -40,50 +43,34 @@ var others = []endpoint{
 	{name: "public address", address: netip.MustParseAddr("93.184.216.34")},
 }
 
-// callProblems compares what the policies of a release permit with the calls of specs/architecture.md: with the rules
-// that its values add, and without them.
+// callProblems compares what the policies of a release permit with the calls of specs/architecture.md: with the values
+// that open calls, and without them.
 func callProblems(release *release, facts *facts) []string {
-	var problems []string
-	for _, given := range []bool{true, false} {
-		subject := release
-		if !given {
-			bare, err := render(release.chart, "", withoutAdditional(release.given))
-			if err != nil {
-				return append(problems, "without additional rules: "+err.Error())
-			}
-			for _, object := range bare.objects {
-				_ = object.decode()
-			}
-			subject = bare
-		}
-		expected, found := subject.expectedCalls(facts)
-		problems = append(problems, found...)
-		actual := subject.permittedCalls()
-		for _, call := range slices.Sorted(maps.Keys(expected)) {
-			if !actual[call] {
-				problems = append(problems, "not permitted: "+call+" ("+expected[call]+")")
-			}
-		}
-		for _, call := range slices.Sorted(maps.Keys(actual)) {
-			if _, wanted := expected[call]; !wanted {
-				problems = append(problems, "permitted, and no call of ours: "+call)
-			}
-		}
+	problems := release.compareCalls(facts)
+	bare, err := rendered(release.chart, closed(release.given))
+	if err != nil {
+		return append(problems, "closed: "+err.Error())
 	}
+	problems = append(problems, bare.compareCalls(facts)...)
 	slices.Sort(problems)
 	return slices.Compact(problems)
 }
 
-// withoutAdditional copies values without calls that are not in specs/architecture.md.
-func withoutAdditional(given map[string]any) map[string]any {
-	copied := map[string]any{}
-	encoded, _ := json.Marshal(given)
-	_ = json.Unmarshal(encoded, &copied)
-	if policy, ok := copied["networkPolicy"].(map[string]any); ok {
-		delete(policy, "additional")
+// compareCalls compares the calls that a release should permit with those that its policies permit.
+func (r *release) compareCalls(facts *facts) []string {
+	expected, problems := r.expectedCalls(facts)
+	actual := r.permittedCalls()
+	for _, call := range slices.Sorted(maps.Keys(expected)) {
+		if !actual[call] {
+			problems = append(problems, "not permitted: "+call+" ("+expected[call]+")")
+		}
 	}
-	delete(copied, "telemetry")
-	return copied
+	for _, call := range slices.Sorted(maps.Keys(actual)) {
+		if _, wanted := expected[call]; !wanted {
+			problems = append(problems, "permitted, and no call of ours: "+call)
+		}
+	}
+	return problems
 }
 
 func call(from, to string, at port) string {

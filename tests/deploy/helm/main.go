@@ -70,6 +70,7 @@ func main() {
 		report.check(name+": linted", lintProblems(chart, release.given))
 	}
 	checkSupervisorsAlone(report, chart, facts)
+	checkOpenings(report, chart, facts)
 	checkRefusals(report, chart)
 	checkPlanted(report, chart, facts)
 	if *bin != "" {

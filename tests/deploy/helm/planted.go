@@ -104,6 +104,15 @@ var plants = []struct {
 	{"a caller too few", "linkerd", "NetworkPolicy/mycora-storage",
 		set("spec.ingress", []any{}),
 		callProblems, "not permitted: scheduler → storage:7901/TCP"},
+	{"sagas that clients do not reach", "sentinel", "NetworkPolicy/mycora-saga",
+		set("spec.ingress", []any{}),
+		callProblems, "not permitted: client → saga:7708/TCP"},
+	{"a collector that no value names", "demo", "Deployment/mycora-storage",
+		giveFlag("--otlp-endpoint", "http://collector.telemetry.svc:4317"),
+		callProblems, "storage: --otlp-endpoint"},
+	{"a daemon that no value names", "demo", "Deployment/mycora-mycelium-gateway",
+		giveFlag("--mycelium-ip", "10.0.0.5"),
+		callProblems, "mycelium-gateway: --mycelium-ip"},
 	{"a call too many", "demo", "NetworkPolicy/mycora-storage",
 		set("spec.ingress", []any{map[string]any{}}),
 		callProblems, "stranger → storage:7701/TCP"},
@@ -141,10 +150,12 @@ func checkPlanted(report *report, chart string, facts *facts) {
 	_, problems := readArrows("\n## Who calls whom\n\n| a | b | c |\n|---|---|---|\n| x | storage | y |\n")
 	report.found("a call in unknown words", problems, `"x" → "storage"`)
 	arrows := slices.Clone(facts.arrows)
-	facts.arrows = append(arrows, arrow{"storage", "scheduler"})
+	facts.arrows = append(arrows, arrow{"storage", "scheduler"}, arrow{"router", nats})
 	if release, err := render(chart, configurationFile(chart, "demo"), nil); err == nil {
 		decodeProblems(release, facts)
-		report.found("a call that only specs/architecture.md has", callProblems(release, facts), "not permitted: storage → scheduler:7702/TCP")
+		problems := callProblems(release, facts)
+		report.found("a call that only specs/architecture.md has", problems, "not permitted: storage → scheduler:7702/TCP")
+		report.found("a call that no value opens", problems, "opens the call router → NATS")
 	}
 	facts.arrows = arrows
 }

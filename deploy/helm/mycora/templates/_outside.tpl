@@ -59,7 +59,7 @@ Egress rules to what a service calls outside of the release. Arguments: root, se
 {{- else if eq .service "supervisor" -}}
 {{- include "mycora.daemonEgress" $values.supervisor.mycelium }}
 {{- with $values.networkPolicy.additional.scripts }}
-# Scripts with `network: true`
+# Scripts with `network: true`, and the HTTP of `sal`
 {{ toYaml . }}
 {{- end }}
 {{- else if eq .service "saga" -}}

@@ -27,7 +27,7 @@ saga: [scheduler, storage]
 Services that clients call: the first row of the same table.
 */}}
 {{- define "mycora.publicServices" -}}
-[mycelium-gateway, router, runner-registry, scheduler, storage]
+[mycelium-gateway, router, runner-registry, saga, scheduler, storage]
 {{- end }}
 
 {{/*
