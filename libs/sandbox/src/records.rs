@@ -8,7 +8,9 @@ use std::ffi::OsStr;
 use std::fmt;
 use std::fs;
 use std::io;
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use model::EndedProcess;
 use serde::{Deserialize, Serialize};
@@ -32,6 +34,16 @@ struct SandboxRecord {
     dir: PathBuf,
     /// Control groups of the job.
     cgroups: Vec<PathBuf>,
+}
+
+impl SandboxRecord {
+    /// Text of the record, as long for any first process.
+    fn padded(&self) -> io::Result<Vec<u8>> {
+        let longest = Self { pid: u32::MAX, start_ticks: u64::MAX, ..self.clone() };
+        let mut text = serde_json::to_vec(self)?;
+        text.resize(serde_json::to_vec(&longest)?.len(), b' ');
+        Ok(text)
+    }
 }
 
 /// A record that goes with what it is about.
@@ -66,6 +78,50 @@ impl fmt::Display for SweptProcess {
     }
 }
 
+/// Record of a job whose first process has not been started. It has room for that process: a full disk is noticed before the
+/// script begins. Processes of the job are found by its directory and its control groups meanwhile.
+#[derive(Debug)]
+pub struct PendingSandboxRecord {
+    file: fs::File,
+    record: SandboxRecord,
+    guard: SandboxRecordGuard,
+}
+
+impl PendingSandboxRecord {
+    /// Records the first process.
+    ///
+    /// # Errors
+    /// When the record cannot be written, though it has its place on the disk.
+    pub fn started(mut self, pid: u32) -> io::Result<SandboxRecordGuard> {
+        self.record.pid = pid;
+        // One that has ended already is recorded without a start, which no process matches.
+        self.record.start_ticks = processes::observe(pid).map_or(0, |observed| observed.start_ticks);
+        self.file.write_all_at(&self.record.padded()?, 0)?;
+        Ok(self.guard)
+    }
+}
+
+/// Records in `running` that a process of `job` is about to be started in `dir`.
+///
+/// # Errors
+/// When the record cannot be written.
+pub fn prepare(
+    running: &Path,
+    job: &str,
+    dir: PathBuf,
+    cgroups: Vec<PathBuf>,
+) -> io::Result<PendingSandboxRecord> {
+    // A job may start several, one after another or at once; and a record of an earlier runner may still be there.
+    static NUMBER: AtomicU64 = AtomicU64::new(1);
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    let boot = processes::boot_id()?;
+    let record = SandboxRecord { job: job.to_owned(), pid: 0, start_ticks: 0, boot, dir, cgroups };
+    let guard = SandboxRecordGuard { path: running.join(format!("{job}.{}-{number}", std::process::id())) };
+    let file = fs::File::create(&guard.path)?;
+    file.write_all_at(&record.padded()?, 0)?;
+    Ok(PendingSandboxRecord { file, record, guard })
+}
+
 /// Records in `running` that `job` runs in `dir`, below its first process `pid`.
 ///
 /// # Errors
@@ -77,14 +133,7 @@ pub fn write(
     dir: PathBuf,
     cgroups: Vec<PathBuf>,
 ) -> io::Result<SandboxRecordGuard> {
-    // One that has ended already is recorded without a start, which no process matches.
-    let start_ticks = processes::observe(pid).map_or(0, |observed| observed.start_ticks);
-    let record =
-        SandboxRecord { job: job.to_owned(), pid, start_ticks, boot: processes::boot_id()?, dir, cgroups };
-    // A job may start several, one after another or at once.
-    let path = running.join(format!("{job}.{pid}"));
-    fs::write(&path, serde_json::to_vec(&record)?)?;
-    Ok(SandboxRecordGuard { path })
+    prepare(running, job, dir, cgroups)?.started(pid)
 }
 
 /// Ends everything that the records in `running` name, and removes the directories of those jobs and the
@@ -215,6 +264,28 @@ fn mark(dir: &Path) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_record_has_its_size_before_the_start_and_names_the_job_already() {
+        let place = tempfile::tempdir().expect("a temporary directory");
+        let (running, dir) = (place.path().join("running"), place.path().join("job"));
+        for dir in [&running, &dir] {
+            fs::create_dir(dir).expect("a directory");
+        }
+        let pending = prepare(&running, "job", dir.clone(), Vec::new()).expect("a record");
+        let file = pending.guard.path.clone();
+        let before = fs::metadata(&file).expect("a file").len();
+        let guard = pending.started(std::process::id()).expect("recorded");
+        assert_eq!(fs::metadata(&file).expect("a file").len(), before);
+        let (records, _) = read(&running, |job| job == "job").expect("read");
+        assert!(records[0].pid == std::process::id() && records[0].start_ticks > 0, "{records:?}");
+        drop(guard);
+        assert!(!file.exists());
+        // The runner dies before the first process is recorded.
+        std::mem::forget(prepare(&running, "job", dir.clone(), Vec::new()).expect("a record").guard);
+        assert_eq!(end_recorded_of(&running, |job| job == "job").expect("an end"), []);
+        assert!(!dir.exists() && fs::read_dir(&running).expect("a directory").next().is_none());
+    }
 
     #[test]
     fn records_are_about_one_process_of_one_start() {

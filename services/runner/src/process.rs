@@ -117,10 +117,11 @@ impl ProcessExecutor {
         };
         let (printed, [out, err]) = outputs(job).map_err(|error| failed("no pipe can be made", &error))?;
         let shown = program.path.display();
+        let record = self.prepare_record(job, cgroups);
+        let record = record.map_err(|error| failed("the process cannot be recorded", &error))?;
         let child = SandboxedJob::start(self.isolator.launcher(), &request, out.into(), err.into());
         let child = child.map_err(|error| failed(&format!("{shown} cannot be started"), &error))?;
-        let record = self.record(job, &child, cgroups);
-        let record = match record {
+        let record = match record.started(child.pid()) {
             Ok(record) => record,
             // The script may have begun, so this counts as a try.
             Err(error) => return Ok(ScriptEnd::Broken(broken("the process cannot be recorded", &error))),
@@ -130,15 +131,14 @@ impl ProcessExecutor {
         end
     }
 
-    /// Records a running process, so that a later process can end it when this runner is gone.
-    pub(crate) fn record(
+    /// Prepares the record of a process that is about to be started, by which a later process ends it when this runner is gone.
+    pub(crate) fn prepare_record(
         &self,
         job: &ScriptJob,
-        child: &SandboxedJob,
         cgroups: Vec<PathBuf>,
-    ) -> io::Result<records::SandboxRecordGuard> {
+    ) -> io::Result<records::PendingSandboxRecord> {
         let dir = job.workspace.dir().to_owned();
-        records::write(&self.running, &job.execution.job_key.to_string(), child.pid(), dir, cgroups)
+        records::prepare(&self.running, &job.execution.job_key.to_string(), dir, cgroups)
     }
 }
 

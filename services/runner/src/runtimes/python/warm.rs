@@ -181,9 +181,14 @@ impl WarmPythonInner {
     ) -> Result<ScriptEnd, ScriptNotStarted> {
         let InterpreterInitLease { interpreter, init } = lease;
         let failed = |error: io::Error| ScriptNotStarted(broken("the script cannot be started", &error));
-        let StartingScript { child, outputs } = self.begin(&init, script, env, job).await.map_err(failed)?;
         let cgroups = job.slot.iter().flat_map(|slot| slot.dirs()).cloned().collect();
-        let record = self.recipe.launcher.record(job, &child, cgroups).map_err(failed)?;
+        let record = self.recipe.launcher.prepare_record(job, cgroups).map_err(failed)?;
+        let StartingScript { child, outputs } = self.begin(&init, script, env, job).await.map_err(failed)?;
+        let record = match record.started(child.pid()) {
+            Ok(record) => record,
+            // The script may have begun, so it is not started a second time.
+            Err(error) => return Ok(ScriptEnd::Broken(broken("the process cannot be recorded", &error))),
+        };
         let end = wait_for_exit(child, outputs, job).await;
         drop(record);
         interpreter.release_init(init);
