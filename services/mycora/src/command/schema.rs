@@ -5,9 +5,10 @@ use crate::output;
 
 /// Shown below the options.
 pub const AFTER_HELP: &str = "\
-Editors complete and check flow files by it. For those that use yaml-language-server:
+Example:
   mycora flow schema > flow.schema.json
-and as the first line of a flow file:
+
+Editors complete and check flow files by it. Those that use yaml-language-server take it by the first line of a flow file:
   # yaml-language-server: $schema=flow.schema.json
 
 It describes keys and their values; `mycora flow validate` checks all the rest.";
