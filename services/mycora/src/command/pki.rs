@@ -93,7 +93,8 @@ pub struct PkiIssueArgs {
     /// Which authority signs.
     #[command(flatten)]
     pub dir: PkiDirFlags,
-    /// A further host name or IP address at which it serves; may be given several times
+    /// A further host name or IP address at which it serves; may be given several times [default: those of the certificate that is
+    /// replaced]
     #[arg(long = "name", value_name = "HOST")]
     pub names: Vec<String>,
     /// How long it lasts
@@ -190,7 +191,9 @@ fn issue(args: &PkiIssueArgs, format: OutputFormat) -> Result<(), CliError> {
     let pki = Pki::open(&dir).map_err(|e| failed(&e))?;
     let now = SystemTime::now();
     let validity = DAY * u32::from(args.days);
-    let options = IssueOptions { names: args.names.clone(), validity, ..IssueOptions::from(now) };
+    // Without its names clients elsewhere would refuse a service whose certificate was renewed.
+    let names = if args.names.is_empty() { names_before(&pki, args.identity) } else { args.names.clone() };
+    let options = IssueOptions { names, validity, ..IssueOptions::from(now) };
     let files = pki.issue(args.identity, &options).map_err(|e| failed(&e))?;
     let signing = match args.identity {
         Identity::Service(ServiceName::MyceliumGateway) => {
@@ -201,6 +204,20 @@ fn issue(args: &PkiIssueArgs, format: OutputFormat) -> Result<(), CliError> {
         _ => None,
     };
     print_issued(args.identity, &files, signing, format)
+}
+
+/// Names of the present certificate of an identity, beside those that every one of its certificates has.
+fn names_before(pki: &Pki, identity: Identity) -> Vec<String> {
+    let Ok(summary) = CertificateSummary::from_pem_file(&pki.files(identity).certificate) else {
+        return Vec::new();
+    };
+    let usual = |name: &String| match identity {
+        Identity::Service(service) => name == service.as_str() || name == "localhost",
+        _ => false,
+    };
+    let addresses = summary.ip_addresses.iter().filter(|address| !address.is_loopback());
+    let names = summary.dns_names.into_iter().filter(|name| !usual(name));
+    names.chain(addresses.map(ToString::to_string)).collect()
 }
 
 fn change_root(args: &PkiChangeRootArgs, format: OutputFormat) -> Result<(), CliError> {
@@ -336,4 +353,31 @@ fn document(file: PathBuf, summary: CertificateSummary) -> CertificateDocument {
 /// Maps an error to invalid input: only the arguments, or the files they name, can be wrong here.
 fn failed(error: &dyn std::error::Error) -> CliError {
     CliError::Invalid(error_chain(error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_certificate_that_is_issued_again_keeps_its_names() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let pki = Pki::init(dir.path(), &TrustDomain::default(), SystemTime::now()).expect("an authority");
+        let identity = Identity::Service(ServiceName::Supervisor);
+        let args = |names: &[&str]| PkiIssueArgs {
+            identity,
+            dir: PkiDirFlags { dir: Some(dir.path().to_owned()) },
+            names: names.iter().map(|&name| name.to_owned()).collect(),
+            days: 90,
+        };
+        assert_eq!(names_before(&pki, identity), [""; 0]);
+        for (given, wanted) in [
+            (&["node7.example", "10.0.0.7"][..], &["node7.example", "10.0.0.7"][..]),
+            (&[], &["node7.example", "10.0.0.7"]),
+            (&["node8.example"], &["node8.example"]),
+        ] {
+            issue(&args(given), OutputFormat::Json).expect("issued");
+            assert_eq!(names_before(&pki, identity), wanted, "{given:?}");
+        }
+    }
 }

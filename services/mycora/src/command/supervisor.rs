@@ -48,7 +48,7 @@ Example:
     fc51cd8e6218a1a38da47ed00230f0580816ed13ba3303ac5deb911548908025 --as admin";
 
 const DRAIN_HELP: &str = "\
-The drain lasts until `mycora supervisor resume`, also across restarts. Instances end with it; when their operator starts them again, they wait for the resume. May be repeated with another deadline. Needs the admin's certificate.
+The drain lasts until `mycora supervisor resume`, also across restarts. Instances end with it; when their operator starts them again, they wait for the resume. Without --deadline jobs have the drain time of their instance: 10 s in `mycora up`, 18 s by default at a `mycora-runner`. A repetition can shorten the deadline of jobs that run, and cannot extend it. Needs the admin's certificate.
 
 Example:
   mycora supervisor drain --deadline 300 --wait --as admin";
@@ -56,7 +56,7 @@ Example:
 /// Arguments of `supervisor drain`.
 #[derive(Debug, Args)]
 pub struct SupervisorDrainArgs {
-    /// End what still runs after this time, and report it as lost [default: each instance's own limit]
+    /// End what still runs after this time, and report it as lost [default: each instance's own drain time, seconds]
     #[arg(long, value_name = "SECS")]
     pub deadline: Option<u32>,
     /// Return when nothing waits or runs any more
