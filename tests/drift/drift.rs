@@ -60,7 +60,7 @@ fn the_reference_of_the_api_matches_the_protos() {
     }
 }
 
-/// What the `.proto` files say, with their comments.
+/// Descriptors of the `.proto` files, with their comments.
 fn descriptors(proto_root: &Path) -> FileDescriptorSet {
     let mut files: Vec<PathBuf> = Vec::new();
     for package in PACKAGES {

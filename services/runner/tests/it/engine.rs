@@ -31,8 +31,10 @@ fn engines(work: &Path) -> BTreeSet<u32> {
     let running =
         instances.flat_map(|instance| fs::read_dir(instance.path().join("running")).expect("records"));
     let inits = running.flatten().filter_map(|record| {
-        let name = record.file_name().display().to_string();
-        name.strip_prefix("engine-")?.rsplit_once('.')?.1.parse().ok()
+        // A record goes with its engine.
+        let record: serde_json::Value = serde_json::from_slice(&fs::read(record.path()).ok()?).ok()?;
+        let pid = record["job"].as_str()?.starts_with("engine-").then(|| record["pid"].as_u64())??;
+        u32::try_from(pid).ok()
     });
     let below = inits.flat_map(|init| processes::below(init).unwrap_or_default());
     below.map(|process| process.pid).collect()
