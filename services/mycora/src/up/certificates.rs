@@ -156,7 +156,7 @@ impl CertificateIssuer {
                     let why = service::error_chain(&error);
                     tracing::error!("certificates cannot be renewed: {why}");
                     notice.print(&format!(
-                        "certificates cannot be renewed: {why}; start again once that is mended, before they end"
+                        "certificates cannot be renewed: {why}; mend that before they end, it is tried again every hour"
                     ));
                 }
                 Err(error) => tracing::error!("the renewal of certificates ended: {error}"),
