@@ -36,15 +36,8 @@ struct SandboxRecord {
     cgroups: Vec<PathBuf>,
 }
 
-impl SandboxRecord {
-    /// Text of the record, as long for any first process.
-    fn padded(&self) -> io::Result<Vec<u8>> {
-        let longest = Self { pid: u32::MAX, start_ticks: u64::MAX, ..self.clone() };
-        let mut text = serde_json::to_vec(self)?;
-        text.resize(serde_json::to_vec(&longest)?.len(), b' ');
-        Ok(text)
-    }
-}
+/// Digits that the number of a process (10) and its start (20) have at most, beyond the one of a zero each.
+const PROCESS_DIGITS: usize = 28;
 
 /// A record that goes with what it is about.
 #[derive(Debug)]
@@ -84,6 +77,8 @@ impl fmt::Display for SweptProcess {
 pub struct PendingSandboxRecord {
     file: fs::File,
     record: SandboxRecord,
+    /// Length of the file.
+    bytes: usize,
     guard: SandboxRecordGuard,
 }
 
@@ -96,7 +91,9 @@ impl PendingSandboxRecord {
         self.record.pid = pid;
         // One that has ended already is recorded without a start, which no process matches.
         self.record.start_ticks = processes::observe(pid).map_or(0, |observed| observed.start_ticks);
-        self.file.write_all_at(&self.record.padded()?, 0)?;
+        let mut text = serde_json::to_vec(&self.record)?;
+        text.resize(self.bytes, b' ');
+        self.file.write_all_at(&text, 0)?;
         Ok(self.guard)
     }
 }
@@ -117,9 +114,11 @@ pub fn prepare(
     let boot = processes::boot_id()?;
     let record = SandboxRecord { job: job.to_owned(), pid: 0, start_ticks: 0, boot, dir, cgroups };
     let guard = SandboxRecordGuard { path: running.join(format!("{job}.{}-{number}", std::process::id())) };
+    let mut text = serde_json::to_vec(&record)?;
+    text.resize(text.len() + PROCESS_DIGITS, b' ');
     let file = fs::File::create(&guard.path)?;
-    file.write_all_at(&record.padded()?, 0)?;
-    Ok(PendingSandboxRecord { file, record, guard })
+    file.write_all_at(&text, 0)?;
+    Ok(PendingSandboxRecord { file, record, bytes: text.len(), guard })
 }
 
 /// Records in `running` that `job` runs in `dir`, below its first process `pid`.
