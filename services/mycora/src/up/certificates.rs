@@ -49,7 +49,7 @@ pub(super) struct CertificateIssuer {
 }
 
 impl CertificateIssuer {
-    /// Opens the authority, or makes one.
+    /// Names the authority, and makes one where none is named or there.
     pub(super) fn open(
         dir: &DataDir,
         pki_dir: Option<&Path>,
@@ -59,9 +59,7 @@ impl CertificateIssuer {
         // Children run in another directory. There is no absolute path of none, which cannot be opened either.
         let named = pki_dir.map(|dir| std::path::absolute(dir).unwrap_or_else(|_| dir.to_owned()));
         let authority = named.unwrap_or_else(|| own.clone());
-        if pki_dir.is_some() || authority.join(identity::pki::CA_CERTIFICATE_FILE).exists() {
-            Pki::open(&authority)?;
-        } else {
+        if pki_dir.is_none() && !authority.join(identity::pki::CA_CERTIFICATE_FILE).exists() {
             Pki::init(&authority, &TrustDomain::default(), SystemTime::now())?;
         }
         Ok(Self { authority, own, served_as })
