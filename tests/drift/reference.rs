@@ -155,6 +155,11 @@ impl<'a> Page<'a> {
         self.line(&format!("{heading}\n\n{about}\n"));
     }
 
+    /// The comment on a part of what stands at a path, as the cell of a table.
+    fn about(&self, path: &[i32], part: i32, at: i32) -> String {
+        self.comments.get(&[path, &[part, at]].concat()).map(|comment| cell(comment)).unwrap_or_default()
+    }
+
     fn service(&mut self, path: &[i32], service: &ServiceDescriptorProto) {
         self.head(&format!("## Methods of {}", service.name()), path);
         for (at, method) in (0..).zip(&service.method) {
@@ -175,10 +180,7 @@ impl<'a> Page<'a> {
             self.line("| field | number | type | meaning |\n|---|---|---|---|");
         }
         for (at, field) in (0..).zip(&message.field) {
-            let about =
-                self.comments.get(&[path, &[MESSAGE_FIELDS, at]].concat()).map(|comment| cell(comment));
-            let kind = self.kind(message, field);
-            let about = about.unwrap_or_default();
+            let (kind, about) = (self.kind(message, field), self.about(path, MESSAGE_FIELDS, at));
             self.line(&format!("| `{}` | {} | {kind} | {about} |", field.name(), field.number()));
         }
         if !message.field.is_empty() {
@@ -200,13 +202,8 @@ impl<'a> Page<'a> {
         self.head(&format!("### {name}"), path);
         self.line("| value | number | meaning |\n|---|---|---|");
         for (at, value) in (0..).zip(&found.value) {
-            let about = self.comments.get(&[path, &[ENUM_VALUES, at]].concat()).map(|comment| cell(comment));
-            self.line(&format!(
-                "| `{}` | {} | {} |",
-                value.name(),
-                value.number(),
-                about.unwrap_or_default()
-            ));
+            let about = self.about(path, ENUM_VALUES, at);
+            self.line(&format!("| `{}` | {} | {about} |", value.name(), value.number()));
         }
         self.line("");
     }

@@ -1,5 +1,7 @@
 //! Keys of a flow file. The reader accepts these and no others, and the JSON Schema is made from them.
 
+use std::sync::LazyLock;
+
 use model::limits::{
     ENV_ENTRIES_MAX, JOB_FILES_MAX, LABELS_MAX, LOSSES_MAX, NO_RETRY_EXIT_CODES_MAX, PREREQUISITES_MAX,
     RETRIES_MAX, TIMEOUT_SECS_MAX,
@@ -148,6 +150,11 @@ pub(super) const TARGET_KEYS: &[FlowFileKey] = &[
 /// Keys of a job that its stored job has already.
 pub(super) const STORED_JOB_KEYS: [&str; 6] =
     ["script_type", "script", "script_file", "files", "outputs", "env"];
+
+/// Names of the keys of a job: a flow may have 100,000 jobs.
+pub(super) static JOB_KEY_NAMES: LazyLock<Vec<&str>> = LazyLock::new(|| names(JOB_KEYS));
+/// Names of the older spellings.
+pub(super) static OLDER_JOB_KEY_NAMES: LazyLock<Vec<&str>> = LazyLock::new(|| names(OLDER_JOB_KEYS));
 
 /// Names of keys.
 pub(super) fn names(keys: &[FlowFileKey]) -> Vec<&'static str> {

@@ -15,7 +15,9 @@ use yaml::{
 
 use super::files::{FileRoot, Uploads};
 use super::key_hints::key_hint;
-use super::keys::{BACKOFF_KEYS, FLOW_KEYS, FlowFileKey, JOB_KEYS, OLDER_JOB_KEYS, TARGET_KEYS, names};
+use super::keys::{
+    BACKOFF_KEYS, FLOW_KEYS, FlowFileKey, JOB_KEY_NAMES, OLDER_JOB_KEY_NAMES, TARGET_KEYS, names,
+};
 
 /// Reader of a flow file, which collects its contents and its problems.
 pub(super) struct FlowFileReader<'a> {
@@ -112,8 +114,7 @@ impl FlowFileReader<'_> {
         let at = FlowFieldPath { path: &path, label: &label };
         self.places.add(&path, entry.place, &label);
         self.places.add(at.path("name"), entry.place, &label);
-        let (known, older) = (names(JOB_KEYS), names(OLDER_JOB_KEYS));
-        let keys = MappingKeys { known: &known, older: &older, hint: key_hint };
+        let keys = MappingKeys { known: &JOB_KEY_NAMES, older: &OLDER_JOB_KEY_NAMES, hint: key_hint };
         let fields = self.yaml.fields(&entry.value, &format!("the job `{}`", entry.key), keys);
         let created_job = self.created_job(entry, &fields, at);
         v1::NodeSpec {
