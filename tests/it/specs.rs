@@ -157,7 +157,8 @@ fn the_keys_of_a_context_are_as_written() {
         ContextKey {
             Context(_), Runner(_), Runners, RunnersDeleted, Job(..), Jobs, Flow(_), FlowNodes(_), FlowSignals(_), FlowMessages(_),
             FlowInputs(_), FlowWaiters(_), Drops,
-            Flows, FlowsOf(_), FlowsActive, Message(_), Letters, LettersDone, DeadLetters, MsgOut, MsgIn, MsgOutCoordinator, Inbox(_), InboxBytes,
+            Flows, FlowsOf(_), FlowsActive, FlowsUnmeasured, FlowsEnded, Message(_), Letters, LettersDone, DeadLetters, MsgOut, MsgIn,
+            MsgOutCoordinator, Inbox(_), InboxBytes,
             Seen(_),
             Blob(_), BlobChunk(..), BlobPart(..), BlobRefs(_), BlobIdle, Log(..), Events, EventMarks, Audit, Due, Request(..), Ids,
         }

@@ -42,6 +42,10 @@ pub enum ContextKey {
     FlowsOf(FlowStatus),
     /// Set: flows that have something to do now, each a [`crate::FlowRef`].
     FlowsActive,
+    /// Set: ids of flows that have ended and whose size is not known yet.
+    FlowsUnmeasured,
+    /// Sorted set: ids of ended flows whose size is known, by when they ended.
+    FlowsEnded,
     /// Hash: a message, by caller.
     Message(MessageKey),
     /// Sorted set: keys of chat, mail and of what was pushed by others, by the revision of their making.
@@ -109,6 +113,8 @@ impl fmt::Display for ContextKey {
             Self::Flows => f.write_str("flows"),
             Self::FlowsOf(status) => write!(f, "flows:{status}"),
             Self::FlowsActive => f.write_str("flows_active"),
+            Self::FlowsUnmeasured => f.write_str("flows_unmeasured"),
+            Self::FlowsEnded => f.write_str("flows_ended"),
             Self::Message(key) => write!(f, "message:{}:{}", key.caller, key.id),
             Self::Letters => f.write_str("letters"),
             Self::LettersDone => f.write_str("letters_done"),
@@ -189,6 +195,8 @@ impl ContextKey {
             "jobs" => Self::Jobs,
             "flows" => Self::Flows,
             "flows_active" => Self::FlowsActive,
+            "flows_unmeasured" => Self::FlowsUnmeasured,
+            "flows_ended" => Self::FlowsEnded,
             "letters" => Self::Letters,
             "letters_done" => Self::LettersDone,
             "inbox_bytes" => Self::InboxBytes,
@@ -312,6 +320,10 @@ impl ContextKeys {
         flows_of(status: FlowStatus) = ContextKey::FlowsOf(status);
         /// Set: flows that have something to do now.
         flows_active() = ContextKey::FlowsActive;
+        /// Set: flows that have ended and were not measured yet.
+        flows_unmeasured() = ContextKey::FlowsUnmeasured;
+        /// Sorted set: ended flows that were measured.
+        flows_ended() = ContextKey::FlowsEnded;
         /// Hash: a message.
         message(caller: ActorId, id: MessageId) = ContextKey::Message(MessageKey { caller, id });
         /// Sorted set: keys of chat, mail and of what was pushed by others.

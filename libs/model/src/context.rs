@@ -76,11 +76,57 @@ pub struct ContextSettings {
     pub raw_publish: bool,
     /// Chat and mail that their senders have not signed are refused.
     pub require_signed_messages: bool,
+    /// Bounds of what is kept of what has ended.
+    #[serde(skip_serializing_if = "ContextRetention::is_unset")]
+    pub retention: ContextRetention,
 }
 
 impl Default for ContextSettings {
     fn default() -> Self {
-        Self { executors_may_submit: true, raw_publish: false, require_signed_messages: false }
+        Self {
+            executors_may_submit: true,
+            raw_publish: false,
+            require_signed_messages: false,
+            retention: ContextRetention::default(),
+        }
+    }
+}
+
+/// Bounds of what a context keeps of what has ended. 0 leaves a bound at the coordinator's, which is also the greatest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ContextRetention {
+    /// Seconds for which an ended flow is kept, with its jobs, results, logs and messages.
+    pub ended_flow_keep_secs: u64,
+    /// Ended flows that are kept: beyond it the oldest go.
+    pub ended_flows_max: u64,
+    /// Bytes that ended flows take in Redis: beyond it the oldest go.
+    pub ended_flow_bytes_max: u64,
+    /// Seconds for which a message is kept of which nothing more is expected.
+    pub message_keep_secs: u64,
+    /// Such messages that are kept: beyond it the oldest go.
+    pub messages_done_max: u64,
+    /// Seconds for which events are kept.
+    pub events_keep_secs: u64,
+}
+
+impl ContextRetention {
+    /// Returns the bounds in force where `most` are the coordinator's.
+    #[must_use]
+    pub fn within(self, most: Self) -> Self {
+        let least = |own: u64, most: u64| if own == 0 { most } else { own.min(most) };
+        Self {
+            ended_flow_keep_secs: least(self.ended_flow_keep_secs, most.ended_flow_keep_secs),
+            ended_flows_max: least(self.ended_flows_max, most.ended_flows_max),
+            ended_flow_bytes_max: least(self.ended_flow_bytes_max, most.ended_flow_bytes_max),
+            message_keep_secs: least(self.message_keep_secs, most.message_keep_secs),
+            messages_done_max: least(self.messages_done_max, most.messages_done_max),
+            events_keep_secs: least(self.events_keep_secs, most.events_keep_secs),
+        }
+    }
+
+    fn is_unset(&self) -> bool {
+        *self == Self::default()
     }
 }
 

@@ -41,7 +41,7 @@ pub mod violation;
 pub use actor::Actor;
 pub use address::Address;
 pub use address_range::{AddressRange, AddressRangeError};
-pub use context::{Context, ContextState, Role};
+pub use context::{Context, ContextRetention, ContextState, Role};
 pub use draft::{FlowDraft, NodeDraft};
 pub use event::{ContextEvent, FlowEvent, NodeEvent};
 pub use execution::{

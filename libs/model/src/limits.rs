@@ -224,6 +224,14 @@ pub const BLOB_IDLE_SECS: u32 = 600;
 pub const OUTPUT_IDLE_SECS: u32 = 24 * 3600;
 /// How long events are kept.
 pub const EVENTS_KEEP_SECS: u32 = 7 * 24 * 3600;
+/// How long an ended flow is kept, with its jobs, results, logs and messages.
+pub const ENDED_FLOW_KEEP_SECS: u32 = 30 * 24 * 3600;
+/// Ended flows of one context that are kept; beyond it the oldest go.
+pub const ENDED_FLOWS_MAX: u64 = 100_000;
+/// Bytes that ended flows of one context take in Redis; beyond it the oldest go.
+pub const ENDED_FLOW_BYTES_MAX: u64 = 1024 * 1024 * 1024;
+/// How long a message is kept of which nothing more is expected.
+pub const MESSAGE_KEEP_SECS: u32 = 30 * 24 * 3600;
 /// How long audit records are kept.
 pub const AUDIT_KEEP_SECS: u32 = 90 * 24 * 3600;
 /// Jobs of one message that a program pushed to Redis.
@@ -240,7 +248,7 @@ pub const JOB_SIGNATURE_SECS_MAX: u32 = 366 * 24 * 3600;
 pub const RETRY_SIGNATURES_MAX: usize = 500;
 
 /// All of them by their names in small letters, for `/info`: every service shows what all hold to.
-pub const TABLE: [(&str, u64); 115] = [
+pub const TABLE: [(&str, u64); 119] = [
     ("script_bytes_max", SCRIPT_BYTES_MAX as u64),
     ("script_inline_bytes_max", SCRIPT_INLINE_BYTES_MAX as u64),
     ("file_bytes_max", FILE_BYTES_MAX as u64),
@@ -349,6 +357,10 @@ pub const TABLE: [(&str, u64); 115] = [
     ("blob_idle_secs", BLOB_IDLE_SECS as u64),
     ("output_idle_secs", OUTPUT_IDLE_SECS as u64),
     ("events_keep_secs", EVENTS_KEEP_SECS as u64),
+    ("ended_flow_keep_secs", ENDED_FLOW_KEEP_SECS as u64),
+    ("ended_flows_max", ENDED_FLOWS_MAX),
+    ("ended_flow_bytes_max", ENDED_FLOW_BYTES_MAX),
+    ("message_keep_secs", MESSAGE_KEEP_SECS as u64),
     ("audit_keep_secs", AUDIT_KEEP_SECS as u64),
     ("raw_jobs_max", RAW_JOBS_MAX as u64),
     ("message_logs_max", MESSAGE_LOGS_MAX as u64),

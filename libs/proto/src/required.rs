@@ -86,6 +86,7 @@ required! {
     DeleteActorRequest: id;
 
     GetContextRequest: id;
+    GetContextUsageRequest: context_id;
     UpdateContextRequest: context_id;
     DeleteContextRequest: context_id;
 

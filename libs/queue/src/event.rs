@@ -10,7 +10,7 @@ use model::{ContextId, FlowId, JobKey, Timestamp};
 use serde::{Deserialize, Serialize};
 
 use crate::script::ACKNOWLEDGE;
-use crate::{ENDED_KEEP, crash_point};
+use crate::{ENDED_KEEP, ENDED_MAX, crash_point};
 
 /// How many events one read gives at most.
 const READ_MAX: u32 = 256;
@@ -132,7 +132,8 @@ impl QueueEventReader {
     }
 
     /// Removes events that the coordinator has acknowledged. Records of jobs that ended are kept for
-    /// [`ENDED_KEEP`] from now on, without what was needed to run them; records that were to be forgotten go at once.
+    /// [`ENDED_KEEP`] from now on, [`ENDED_MAX`] of a context, without what was needed to run them; records that were to be forgotten go at
+    /// once.
     ///
     /// # Errors
     /// Any [`kv::Error`]; may be repeated.
@@ -214,7 +215,7 @@ async fn acknowledge(
     db: &KvConnection,
     pairs: impl Iterator<Item = (&str, Option<JobKey>)>,
 ) -> Result<Vec<JobKey>> {
-    let named = kv::named![group: DONE_GROUP, keep_secs: ENDED_KEEP.as_secs()];
+    let named = kv::named![group: DONE_GROUP, keep_secs: ENDED_KEEP.as_secs(), ends_max: ENDED_MAX];
     let mut call = ACKNOWLEDGE.call(&[DONE]).named(named);
     for (id, over) in pairs {
         let over = over.map(|key| key.to_string()).unwrap_or_default();

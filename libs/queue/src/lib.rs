@@ -73,6 +73,8 @@ pub const STOP_MARK_KEEP: Duration = Duration::from_secs(24 * 3600);
 pub const DROP_MARK_KEEP: Duration = Duration::from_secs(600);
 /// How long an ended job's record is kept after the coordinator has acknowledged its end.
 pub const ENDED_KEEP: Duration = Duration::from_secs(7 * 24 * 3600);
+/// How many records of ended jobs of one context are kept: beyond it those go that were acknowledged first.
+pub const ENDED_MAX: usize = 50_000;
 /// How much of a job's output its record keeps.
 pub const OUTPUT_TAIL_BYTES_MAX: usize = 16 * 1024;
 

@@ -294,6 +294,11 @@ impl Clients {
         call!(self.contexts, get_context, v1::GetContextRequest { id }).await
     }
 
+    /// How much a context has.
+    pub async fn context_usage(&self, context_id: u32) -> Result<v1::GetContextUsageResponse, ApiCallError> {
+        call!(self.contexts, get_context_usage, v1::GetContextUsageRequest { context_id }).await
+    }
+
     /// Removes a context. One try: the answer to a second one depends on the outcome of the first.
     pub async fn delete_context(
         &self,

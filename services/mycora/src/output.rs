@@ -17,6 +17,7 @@ pub mod table;
 pub mod terminal;
 pub mod time;
 pub mod tree;
+pub mod usage;
 
 use std::io;
 

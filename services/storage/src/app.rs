@@ -39,6 +39,7 @@ pub struct App {
     hub: EventHub,
     rpc: StorageRpc,
     notices: OperatorNotices,
+    routers: StorageRouters,
     stop: CancellationToken,
 }
 
@@ -66,10 +67,10 @@ impl App {
         let replicas = ReplicaLeases::new(store.clone(), lease);
         let identities = Identities::new(store.clone());
         let hub = EventHub::new(store);
-        let stop = CancellationToken::new();
+        let (routers, stop) = (StorageRouters::default(), CancellationToken::new());
         let rpc = StorageRpc {
             hub: hub.clone(),
-            routers: StorageRouters::default(),
+            routers: routers.clone(),
             replicas,
             removals: ContextRemovals::new(hub.clone()),
             identities,
@@ -78,7 +79,7 @@ impl App {
             addresses: Arc::new(addresses),
             stop: stop.clone(),
         };
-        Ok(Self { hub, rpc, notices, stop })
+        Ok(Self { hub, rpc, notices, routers, stop })
     }
 
     /// Adds what actors and the bootstrap identity may call.
@@ -118,13 +119,21 @@ impl App {
         self.notices.clone()
     }
 
-    /// Removes what is too old at this moment, in all contexts: unreferenced blobs, events, audit records. A
-    /// running service does so by itself, at least every hour.
+    /// Shows its metrics in this registry.
+    ///
+    /// # Errors
+    /// When it has metrics of such names already.
+    pub fn register_metrics(&self, registry: &prometheus::Registry) -> Result<(), prometheus::Error> {
+        self.hub.store().metrics().register(registry)
+    }
+
+    /// Removes what is too old at this moment, in all contexts: unreferenced blobs, events, audit records, and what is beyond the bounds of
+    /// contexts. A running service does so by itself, at least every hour.
     ///
     /// # Errors
     /// When Redis does not answer.
     pub async fn sweep(&self, now: Timestamp) -> Result<StorageSweepReport, StorageStartError> {
-        self.hub.store().sweep(now).await.map_err(|error| match error {
+        self.hub.store().sweep(&self.routers, now).await.map_err(|error| match error {
             Error::Store(error) if error.is_connection_trouble() => StorageStartError::Unreachable(error),
             error => StorageStartError::Unusable(Box::new(error)),
         })
@@ -136,7 +145,9 @@ impl App {
         let removals = self.rpc.removals.clone().run(shutdown.clone());
         let reconnects = self.hub.clone().check_reconnects(shutdown.clone());
         // Boxed, since the future is large and exists only once.
-        let sweeps = Box::pin(self.hub.store().clone().sweep_always(shutdown.clone()));
+        let sweeps = Box::pin(self.hub.store().clone().sweep_always(self.routers.clone(), shutdown.clone()));
+        let retention =
+            Box::pin(self.hub.store().clone().retain_always(self.routers.clone(), shutdown.clone()));
         let room = self.hub.store().clone().watch_free_memory(shutdown.clone());
         // Subscribed before the first hint can arrive.
         let identities =
@@ -147,6 +158,7 @@ impl App {
             removals,
             reconnects,
             sweeps,
+            retention,
             room,
             identities
         );

@@ -5,7 +5,8 @@
 //! - one module for each kind of object: `flows`, `messages` that carry jobs, `mail`, `tenants` (actors, contexts and
 //!   permissions), `blobs` and `logs`, `runners`;
 //! - `watch`: hints, event streams, and their watchers;
-//! - `sweeps`: removal of what is no longer needed; `redis_memory`: room in Redis for anything new; `layout`: how contexts are kept apart;
+//! - `sweeps`: removal of what is no longer needed; `retention`: bounds of what is kept of what has ended; `redis_memory`: room in Redis for
+//!   anything new; `layout`: how contexts are kept apart; `metrics`;
 //! - `rpc`: parse, call, convert; `app` and `process`: the service inside another program, and as a program.
 
 mod app;
@@ -20,10 +21,12 @@ mod layout;
 mod logs;
 mod mail;
 mod messages;
+mod metrics;
 mod pages;
 mod process;
 mod record;
 mod redis_memory;
+mod retention;
 mod rpc;
 mod runners;
 mod scripts;

@@ -103,6 +103,7 @@ impl service::App for App {
                 Err(error) => return Err(error.into()),
             }
         };
+        app.register_metrics(&host.metrics)?;
         // Met while the subscription to Redis stands, unmet whenever Redis goes away.
         host.readiness.include("", &app.readiness());
         host.notices.include(&app.notices());

@@ -11,24 +11,32 @@ use kv::{Cmd, KvConnection};
 use tokio_util::sync::CancellationToken;
 
 use crate::error::{Error, Result};
+use crate::retention::RELIEF_PERCENT;
 use crate::store::Store;
 
 /// How often the free memory is read.
 const LOOKS_APART: Duration = Duration::from_secs(1);
 /// Bytes that anything new is assumed to need at least: its record, its events, its audit entry.
 const NEW_BYTES: u64 = 4096;
-/// Divisor of Redis' memory that gives the part reserved for what exists already.
-const RESERVE: u64 = 8;
+/// Divisor of Redis' memory that gives the part reserved for what exists already: from 80 % on nothing new is accepted.
+const RESERVE: u64 = 5;
 
 impl Store {
     /// Looks again and again, until `stop`.
     pub(crate) async fn watch_free_memory(self, stop: CancellationToken) {
         while !stop.is_cancelled() {
             // A Redis that does not answer cannot be written to either.
-            if let Ok(room) = self.look_for_room().await {
+            if let Ok(memory) = self.fullest_server().await {
+                let room = memory.room();
+                self.metrics().redis_used_bytes.set(i64::try_from(memory.used).unwrap_or(i64::MAX));
+                self.metrics().redis_max_bytes.set(i64::try_from(memory.max).unwrap_or(i64::MAX));
+                self.excess_bytes().store(memory.excess(), Ordering::Relaxed);
+                if memory.excess() > 0 {
+                    self.has_ended_flows().notify_one();
+                }
                 let before = self.room().swap(room, Ordering::Relaxed);
                 if room == 0 && before > 0 {
-                    tracing::error!("Redis is nearly full: nothing new is taken until something is deleted");
+                    tracing::error!("Redis is nearly full: nothing new is taken until there is room");
                 }
             }
             tokio::select! {
@@ -44,31 +52,64 @@ impl Store {
         let less = |room: u64| room.checked_sub(bytes.max(NEW_BYTES));
         self.room()
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, less)
-            .map_or(Err(Error::StoreFull), |_| Ok(()))
+            .map_err(|_| {
+                self.metrics().refused_full.inc();
+                Error::StoreFull
+            })
+            .map(drop)
     }
 
-    /// The least room that any server has.
-    async fn look_for_room(&self) -> Result<u64> {
-        let mut least = u64::MAX;
-        for server in self.kv().primaries().await? {
-            least = least.min(room_of(&server).await?);
+    /// Memory of the server that has the least room.
+    async fn fullest_server(&self) -> Result<ServerMemory> {
+        let servers = self.kv().primaries().await?;
+        let mut fullest = ServerMemory::default();
+        for server in &servers {
+            let memory = ServerMemory::of(server).await?;
+            if memory.room() <= fullest.room() {
+                fullest = ServerMemory { is_only: servers.len() == 1, ..memory };
+            }
         }
-        Ok(least)
+        Ok(fullest)
     }
 }
 
-async fn room_of(server: &KvConnection) -> Result<u64> {
-    let info = server.cmd(Cmd::new("INFO").arg("memory")).await?.text()?;
-    Ok(room_in(&info))
+/// Memory of a Redis server, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct ServerMemory {
+    used: u64,
+    /// 0 without a bound.
+    max: u64,
+    /// The coordinator has no other server.
+    is_only: bool,
 }
 
-fn room_in(info: &str) -> u64 {
-    let number = |name: &str| -> Option<u64> {
-        info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')?.trim().parse().ok())
-    };
-    match (number("used_memory"), number("maxmemory")) {
-        (Some(used), Some(max)) if max > 0 => (max - max / RESERVE).saturating_sub(used),
-        _ => u64::MAX,
+impl ServerMemory {
+    async fn of(server: &KvConnection) -> Result<Self> {
+        let info = server.cmd(Cmd::new("INFO").arg("memory")).await?.text()?;
+        Ok(Self::parse(&info))
+    }
+
+    fn parse(info: &str) -> Self {
+        let number = |name: &str| -> Option<u64> {
+            info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')?.trim().parse().ok())
+        };
+        let (used, max) =
+            (number("used_memory").unwrap_or_default(), number("maxmemory").unwrap_or_default());
+        Self { used, max, is_only: false }
+    }
+
+    /// Bytes that anything new may take.
+    const fn room(self) -> u64 {
+        if self.max == 0 { u64::MAX } else { (self.max - self.max / RESERVE).saturating_sub(self.used) }
+    }
+
+    /// Bytes of ended flows that should go. None of a cluster's: the flows of one context are on one of its servers, and
+    /// removing those of another helps nothing.
+    const fn excess(self) -> u64 {
+        if self.max == 0 || !self.is_only {
+            return 0;
+        }
+        self.used.saturating_sub(self.max / 100 * RELIEF_PERCENT)
     }
 }
 
@@ -77,13 +118,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_eighth_is_kept() {
-        let info = |used: u64, max: u64| {
-            format!("# Memory\r\nused_memory:{used}\r\nused_memory_human:x\r\nmaxmemory:{max}\r\n")
+    fn a_fifth_is_kept_for_what_exists() {
+        let memory = |used: u64, max: u64| {
+            let info =
+                format!("# Memory\r\nused_memory:{used}\r\nused_memory_human:x\r\nmaxmemory:{max}\r\n");
+            ServerMemory { is_only: true, ..ServerMemory::parse(&info) }
         };
-        assert_eq!(room_in(&info(800, 1000)), 75);
-        assert_eq!(room_in(&info(876, 1000)), 0);
-        assert_eq!(room_in(&info(u64::MAX, 0)), u64::MAX, "no bound");
-        assert_eq!(room_in(""), u64::MAX);
+        assert_eq!((memory(700, 1000).room(), memory(700, 1000).excess()), (100, 0));
+        assert_eq!((memory(750, 1000).room(), memory(750, 1000).excess()), (50, 50));
+        assert_eq!(memory(801, 1000).room(), 0);
+        assert_eq!((memory(u64::MAX, 0).room(), memory(u64::MAX, 0).excess()), (u64::MAX, 0), "no bound");
+        assert_eq!(ServerMemory::parse("").room(), u64::MAX);
+        assert_eq!(ServerMemory { is_only: false, ..memory(900, 1000) }.excess(), 0, "a cluster");
     }
 }

@@ -34,7 +34,9 @@ scripts! {
         CREATE_JOB = "create_job",
         DELETE_JOB = "delete_job",
         COUNT_KEPT = "count_kept",
-        LIST_FLOWS = "list_flows";
+        LIST_FLOWS = "list_flows",
+        MEASURE_FLOWS = "measure_flows",
+        EXPIRE_FLOWS = "expire_flows";
     ["prelude", "flows", "messages"]:
         CREATE_FLOW = "create_flow",
         RESTART_FLOW = "restart_flow",
@@ -46,6 +48,7 @@ scripts! {
         ACCEPT_LETTER = "accept_letter",
         ACKNOWLEDGE = "acknowledge",
         REMOVE_MESSAGE = "remove_message",
+        EXPIRE_MESSAGES = "expire_messages",
         RESEND = "resend",
         SETTLE = "settle",
         TAKE_OUT = "take_out",

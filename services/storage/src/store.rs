@@ -10,11 +10,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use keys::{ContextKeys, GlobalKeys, Layout};
 use kv::{BlockingConnection, Cmd, Confirmation, Kv, KvConnection, Pipeline, Value};
 use model::{ActorId, Context, ContextId, FlowId, FlowUid};
-use tokio::sync::{OnceCell, watch};
+use tokio::sync::{Notify, OnceCell, watch};
 
 pub(crate) use self::change::StoreChange;
 use crate::error::{Error, Result};
 use crate::flows::creation::{JobIdAllocator, LastContext};
+use crate::metrics::StorageMetrics;
 use crate::record::{self, RecordFields};
 use crate::tenants::permission::{self, ContextAction};
 use crate::tenants::quotas::StorageQuotas;
@@ -43,6 +44,11 @@ struct StoreInner {
     quotas: StorageQuotas,
     /// How many bytes Redis has left for anything new, as far as is known.
     room: AtomicU64,
+    /// By how many bytes Redis is fuller than it should be with ended flows; 0 while it is not.
+    excess: AtomicU64,
+    /// Flows have ended, or Redis is too full of ended ones.
+    has_ended_flows: Notify,
+    metrics: Arc<StorageMetrics>,
     databases: u32,
     keys: GlobalKeys,
     connection: KvConnection,
@@ -105,6 +111,9 @@ pub(crate) struct TenantStore {
     pub(crate) counted: AtomicBool,
     /// Every flow stands in the list of its status.
     pub(crate) listed: AtomicBool,
+    /// Flows have ended through this storage since ended flows were last looked at.
+    pub(crate) has_ended_flows: AtomicBool,
+    metrics: Arc<StorageMetrics>,
     went_back: watch::Sender<u64>,
     confirmation: Confirmation,
     hint: String,
@@ -136,6 +145,9 @@ impl Store {
             confirmation,
             quotas,
             room: AtomicU64::new(u64::MAX),
+            excess: AtomicU64::new(0),
+            has_ended_flows: Notify::new(),
+            metrics: Arc::new(StorageMetrics::new()),
             databases,
             keys,
             connection,
@@ -164,6 +176,20 @@ impl Store {
     /// How many bytes Redis has left for anything new.
     pub(crate) fn room(&self) -> &AtomicU64 {
         &self.0.room
+    }
+
+    /// By how many bytes Redis is fuller than it should be with ended flows.
+    pub(crate) fn excess_bytes(&self) -> &AtomicU64 {
+        &self.0.excess
+    }
+
+    /// Notified when flows have ended, or Redis is too full of ended ones.
+    pub(crate) fn has_ended_flows(&self) -> &Notify {
+        &self.0.has_ended_flows
+    }
+
+    pub(crate) fn metrics(&self) -> &StorageMetrics {
+        &self.0.metrics
     }
 
     /// The keys of what belongs to no context.
@@ -346,6 +372,8 @@ impl TenantStore {
             quotas: store.0.quotas,
             counted: AtomicBool::new(false),
             listed: AtomicBool::new(false),
+            has_ended_flows: AtomicBool::new(false),
+            metrics: Arc::clone(&store.0.metrics),
             went_back: store.0.went_back.clone(),
             confirmation: store.0.confirmation,
             hint: keys.hint_channel(),

@@ -1,15 +1,21 @@
-//! Sweeps of what is no longer needed, at a quiet pace: blobs without references, old events, old audit entries.
+//! Sweeps of what is no longer needed, at a quiet pace: blobs without references, old events, old audit entries, and what a context
+//! keeps beyond its bounds.
 //!
 //! Every storage sweeps. Each script checks again, so that no blob is removed that has come into use meanwhile.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use kv::Cmd;
-use model::{Timestamp, limits};
+use model::{ContextRetention, Timestamp, limits};
+use prometheus::IntGaugeVec;
 use tokio_util::sync::CancellationToken;
 
 use crate::error::{Error, Result};
 use crate::mail::message_lists::scored_texts;
+use crate::messages::routers::StorageRouters;
+use crate::metrics::CONTEXTS_LABELLED_MAX;
+use crate::retention::ExpiryCounts;
 use crate::scripts;
 use crate::store::{Store, TenantStore};
 
@@ -19,7 +25,7 @@ const PAUSE: Duration = Duration::from_secs(60);
 const TRIMS_APART: Duration = Duration::from_secs(3600);
 /// How long an unreferenced blob is kept.
 const BLOB_IDLE: Duration = Duration::from_secs(limits::BLOB_IDLE_SECS as u64);
-/// How long events are kept.
+/// How long events of what belongs to no context are kept.
 const EVENTS_KEEP: Duration = Duration::from_secs(limits::EVENTS_KEEP_SECS as u64);
 /// How long audit records are kept.
 const AUDIT_KEEP: Duration = Duration::from_secs(limits::AUDIT_KEEP_SECS as u64);
@@ -35,18 +41,22 @@ pub struct StorageSweepReport {
     pub blobs: u64,
     /// How many events went.
     pub events: u64,
+    /// How many ended flows went.
+    pub flows: u64,
+    /// How many finished messages went.
+    pub messages: u64,
     /// When the next blob comes of age, as far as is known.
     pub next: Option<Timestamp>,
 }
 
 impl Store {
     /// Sweeps until `stop`.
-    pub(crate) async fn sweep_always(self, stop: CancellationToken) {
+    pub(crate) async fn sweep_always(self, routers: StorageRouters, stop: CancellationToken) {
         let mut trimmed: Option<Timestamp> = None;
         loop {
             let now = Timestamp::now();
             let trims = trimmed.is_none_or(|trimmed| now.since(trimmed) >= TRIMS_APART);
-            match self.sweep_and(now, trims).await {
+            match self.sweep_and(&routers, now, trims).await {
                 Ok(_) if trims => trimmed = Some(now),
                 Ok(_) => {}
                 Err(error) => tracing::warn!(%error, "sweeping failed; the next sweep goes on with it"),
@@ -59,18 +69,25 @@ impl Store {
     }
 
     /// Removes everything that is old enough at this moment, in all contexts.
-    pub(crate) async fn sweep(&self, now: Timestamp) -> Result<StorageSweepReport> {
-        self.sweep_and(now, true).await
+    pub(crate) async fn sweep(&self, routers: &StorageRouters, now: Timestamp) -> Result<StorageSweepReport> {
+        self.sweep_and(routers, now, true).await
     }
 
     /// Sweeps all contexts; events and the audit only if it `trims`.
-    async fn sweep_and(&self, now: Timestamp, trims: bool) -> Result<StorageSweepReport> {
+    async fn sweep_and(
+        &self,
+        routers: &StorageRouters,
+        now: Timestamp,
+        trims: bool,
+    ) -> Result<StorageSweepReport> {
         let mut all = StorageSweepReport {
             events: if trims { self.trim(now).await? } else { 0 },
             ..StorageSweepReport::default()
         };
-        for tenant in self.tenants().await? {
-            let swept = match tenant.sweep(now, trims).await {
+        let tenants = self.tenants().await?;
+        self.show_contexts(&tenants).await?;
+        for tenant in &tenants {
+            let swept = match self.sweep_context(tenant, routers, now, trims).await {
                 // The context is being removed with everything in it.
                 Err(Error::NotFound(_) | Error::ContextDeleting) => continue,
                 swept => swept?,
@@ -85,12 +102,50 @@ impl Store {
             }
             all.blobs += swept.blobs;
             all.events += swept.events;
+            all.flows += swept.flows;
+            all.messages += swept.messages;
             all.next = all.next.into_iter().chain(swept.next).min();
         }
-        if all.blobs + all.events > 0 {
-            tracing::info!(blobs = all.blobs, events = all.events, "swept");
+        self.metrics().blobs_removed.inc_by(all.blobs);
+        self.metrics().events_trimmed.inc_by(all.events);
+        let StorageSweepReport { blobs, events, flows, messages, next: _ } = all;
+        if blobs + events + flows + messages > 0 {
+            tracing::info!(blobs, events, flows, messages, "swept");
         }
         Ok(all)
+    }
+
+    async fn sweep_context(
+        &self,
+        tenant: &TenantStore,
+        routers: &StorageRouters,
+        now: Timestamp,
+        trims: bool,
+    ) -> Result<StorageSweepReport> {
+        let swept = tenant.sweep(now, trims).await?;
+        let ExpiryCounts { flows, messages } = self.retain(tenant, routers, now).await?;
+        Ok(StorageSweepReport { flows, messages, ..swept })
+    }
+
+    /// Shows in metrics what the first contexts have. Those of contexts that are gone are removed.
+    async fn show_contexts(&self, tenants: &[Arc<TenantStore>]) -> Result<()> {
+        let metrics = self.metrics();
+        metrics.context_records.reset();
+        metrics.context_bytes.reset();
+        for tenant in tenants.iter().take(CONTEXTS_LABELLED_MAX) {
+            let counts = tenant.counts().await?;
+            let context = tenant.id.to_string();
+            let show = |gauge: &IntGaugeVec, kind: &str, value: u64| {
+                gauge.with_label_values(&[&context, kind]).set(i64::try_from(value).unwrap_or(i64::MAX));
+            };
+            for (kind, records) in counts.records() {
+                show(&metrics.context_records, kind, records);
+            }
+            for (kind, bytes) in counts.bytes() {
+                show(&metrics.context_bytes, kind, bytes);
+            }
+        }
+        Ok(())
     }
 
     /// Trims the global events and the global audit.
@@ -109,7 +164,7 @@ impl TenantStore {
     async fn sweep(&self, now: Timestamp, trims: bool) -> Result<StorageSweepReport> {
         self.count_kept(now).await?;
         self.list_flows(trims, now).await?;
-        let events = if trims { self.trim(now).await? } else { 0 };
+        let events = if trims { self.trim(now, self.retention().await?).await? } else { 0 };
         let mut blobs = 0;
         // Mostly there are no unreferenced blobs.
         let mut next = self.next_idle().await?;
@@ -125,13 +180,14 @@ impl TenantStore {
             blobs += self.call(change).await?.uint()?;
             next = self.next_idle().await?;
         }
-        Ok(StorageSweepReport { blobs, events, next })
+        Ok(StorageSweepReport { blobs, events, next, ..StorageSweepReport::default() })
     }
 
-    async fn trim(&self, now: Timestamp) -> Result<u64> {
+    async fn trim(&self, now: Timestamp, bounds: ContextRetention) -> Result<u64> {
         let marks = self.keys.event_marks();
+        let events_keep = Duration::from_secs(bounds.events_keep_secs);
         let change = self.begin(&scripts::TRIM, &[&marks], None, now).named(kv::named![
-            events_from: &before(now, EVENTS_KEEP).to_string(),
+            events_from: &before(now, events_keep).to_string(),
             audit_from_millis: before(now, AUDIT_KEEP).as_millis(),
             mark_from: &before(now, MARKS_APART).to_string(),
         ]);
@@ -154,7 +210,8 @@ impl TenantStore {
     }
 }
 
-fn before(now: Timestamp, earlier: Duration) -> Timestamp {
+/// The moment `earlier` before `now`, or the beginning of time.
+pub(crate) fn before(now: Timestamp, earlier: Duration) -> Timestamp {
     let millis = u64::try_from(earlier.as_millis()).unwrap_or(u64::MAX);
     Timestamp::from_millis(now.as_millis().saturating_sub(millis))
 }

@@ -2,7 +2,8 @@
 //!
 //! - [`actors`], [`contexts`]: records; [`context_removal`]: removal of a context with everything in it;
 //! - [`permission`]: permissions of actions; [`roles`], [`identities`], [`signers`]: roles, known actors, signing keys;
-//! - [`authorization`]: permission for records of other services; [`audit`]: audit records; [`quotas`]: limits of amounts.
+//! - [`authorization`]: permission for records of other services; [`audit`]: audit records;
+//! - [`quotas`]: limits of amounts; [`usage`]: how much a context has.
 
 pub(crate) mod actors;
 pub(crate) mod audit;
@@ -14,3 +15,4 @@ pub(crate) mod permission;
 pub(crate) mod quotas;
 pub(crate) mod roles;
 pub(crate) mod signers;
+pub(crate) mod usage;

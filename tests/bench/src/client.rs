@@ -11,9 +11,9 @@ use proto::v1::runner_service_client::RunnerServiceClient;
 use proto::v1::watch_flow_response::Event;
 use proto::v1::{
     AddFlowNodesRequest, CreateContextRequest, CreateFlowRequest, Flow, FlowSpec, FlowStatus,
-    GetRunnerRequest, JobSpec, ListFlowNodesRequest, ListFlowsRequest, ListRunnersRequest, NodeSpec,
-    RegisterRunnerRequest, Script, SignalFlowRequest, StartFlowRequest, SubmitFlowRequest, WatchFlowRequest,
-    WatchFlowsRequest, WatchFlowsResponse, script,
+    GetContextUsageRequest, GetContextUsageResponse, GetRunnerRequest, JobSpec, ListFlowNodesRequest,
+    ListFlowsRequest, ListRunnersRequest, NodeSpec, RegisterRunnerRequest, Script, SignalFlowRequest,
+    StartFlowRequest, SubmitFlowRequest, WatchFlowRequest, WatchFlowsRequest, WatchFlowsResponse, script,
 };
 use testkit::wait_until;
 use tonic::Streaming;
@@ -180,6 +180,13 @@ impl Client {
         };
         self.flows.clone().list_flows(request).await?;
         Ok(())
+    }
+
+    /// How much the context has.
+    pub(crate) async fn usage(&self, profile: &Profile) -> Result<GetContextUsageResponse, Error> {
+        let mut contexts = ContextServiceClient::new(profile.channel_to(ApiService::Storage)?);
+        let request = GetContextUsageRequest { context_id: self.context };
+        Ok(contexts.get_context_usage(request).await?.into_inner())
     }
 
     /// When the first node of a flow started, in milliseconds since 1970.

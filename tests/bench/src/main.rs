@@ -8,7 +8,8 @@
 //! `make bench-size` measures one flow of 100,000 nodes, through separate processes, and 100,000 flows
 //! that wait for a signal; `mycora-bench finished [N]` what flows cost that have ended, and
 //! `mycora-bench watching [N]` what one watch of all flows costs, `mycora-bench growth [PART…]` how costs grow with what there
-//! is, and `mycora-bench neighbour` what a large flow costs another context. `make bench-dead` measures what one dead supervisor costs nine others, and
+//! is, `mycora-bench neighbour` what a large flow costs another context, and `mycora-bench retention [N]` what bounds on ended flows
+//! cost and hold. `make bench-dead` measures what one dead supervisor costs nine others, and
 //! `make bench-saga` what sagas cost; `mycora-bench saga PART…` parts of that.
 
 mod client;
@@ -20,6 +21,7 @@ mod machine;
 mod neighbour;
 mod processes;
 mod report;
+mod retention;
 mod road;
 mod runtimes;
 mod saga;
@@ -65,7 +67,7 @@ async fn bench() -> ExitCode {
         }
         None => {
             eprintln!(
-                "give nothing, or one of: rounds N, peers [ROUNDS], quick, runtimes, dead, large, waiting, size (both), growth [finished | under-way | nodes | output], neighbour, saga [PART…], finished [N], watching [N]"
+                "give nothing, or one of: rounds N, peers [ROUNDS], quick, runtimes, dead, large, waiting, size (both), growth [finished | under-way | nodes | output], neighbour, retention [N], saga [PART…], finished [N], watching [N]"
             );
             ExitCode::from(2)
         }
@@ -93,6 +95,8 @@ async fn measure_requested(
             Box::pin(grown(parts)).await
         }
         ["neighbour"] => neighbour().await,
+        ["retention"] => retention(Ok(retention::FLOWS)).await,
+        ["retention", flows] => retention(flows.parse()).await,
         ["saga", ref parts @ ..] => sagas(parts).await,
         ["watching"] => watching(Ok(watching::FLOWS)).await,
         ["watching", flows] => watching(flows.parse()).await,
@@ -166,6 +170,14 @@ async fn grown(parts: &[&str]) -> Result<Report, Box<dyn std::error::Error + Sen
 async fn neighbour() -> Result<Report, Box<dyn std::error::Error + Send + Sync>> {
     let mut report = Report::new(machine::describe());
     neighbour::measure(&mut report).await?;
+    Ok(report)
+}
+
+async fn retention(
+    flows: Result<u32, ParseIntError>,
+) -> Result<Report, Box<dyn std::error::Error + Send + Sync>> {
+    let mut report = Report::new(machine::describe());
+    retention::measure(&mut report, flows?).await?;
     Ok(report)
 }
 

@@ -113,6 +113,11 @@ impl AllInOne {
         self.child.id()
     }
 
+    /// Returns its Redis, to read its counters.
+    pub(crate) fn redis(&self) -> Redis {
+        Redis { socket: self.dir.join("redis.sock"), password: Some(self.dir.join("redis.password")) }
+    }
+
     /// The process of its Redis.
     pub(crate) fn redis_pid(&self) -> Result<u32, Error> {
         let record = std::fs::read_to_string(self.dir.join("redis.pid"))?;

@@ -3,9 +3,12 @@
 use std::fmt;
 use std::time::Duration;
 
+use proto::v1::ContextUsageKind;
+
 use crate::finished::Finished;
 use crate::growth::Cost;
 use crate::neighbour::Times;
+use crate::retention::Part;
 use crate::runtimes::Language;
 use crate::watching::Watched;
 
@@ -282,6 +285,31 @@ impl Report {
     pub(crate) fn idle_lanes(&mut self, lanes: usize, used: f64, memory: u64) {
         let figures = format!("{:.1} % of a core, {} of memory", used * 100.0, mib(memory));
         self.row(&format!("  {lanes} idle lanes"), figures);
+    }
+
+    /// A part of the load under bounds on ended flows.
+    pub(crate) fn retention(&mut self, part: &Part) {
+        let Part { flows, rate, single, redis_bytes, usage } = part;
+        let (p50, p99) = percentiles(&mut single.clone());
+        let ended = usage.entries.iter().find(|entry| entry.kind() == ContextUsageKind::FlowsEnded);
+        let kept = ended.map_or(0, |entry| entry.count);
+        self.row(
+            &format!("after {flows} flows of five jobs"),
+            format!(
+                "{rate:.0} /s; a single flow of another context p50 {}  p99 {}",
+                millis(p50),
+                millis(p99)
+            ),
+        );
+        self.row(
+            "  kept",
+            format!(
+                "{kept} flows; the context {} of at most {}; Redis {}",
+                mib(usage.bytes),
+                mib(usage.bytes_max),
+                mib(*redis_bytes)
+            ),
+        );
     }
 
     fn row(&mut self, what: &str, figure: String) {

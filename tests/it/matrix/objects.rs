@@ -34,6 +34,7 @@ pub(crate) fn request(method: &str) -> Value {
         "ContextService/UpdateContext" => {
             json!({"contextId": "$context", "settings": {"executorsMaySubmit": true}})
         }
+        "ContextService/GetContextUsage" => of_context,
         "ContextService/DeleteContext" => json!({"contextId": "$context"}),
         "ContextService/ListAuditEntries" => of_context,
         "JobService/CreateJob" => json!({"contextId": CONTEXT, "spec": job}),

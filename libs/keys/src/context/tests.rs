@@ -6,7 +6,7 @@ use proptest::prelude::*;
 fn any_context_key() -> impl Strategy<Value = ContextKey> {
     use ContextKey as K;
     let hash = any::<[u8; 4]>().prop_map(|seed| BlobHash::of(&seed));
-    (0_u8..38, any::<[u32; 3]>(), hash, "[ -~]{0,40}").prop_map(|(kind, [a, b, c], hash, text)| match kind {
+    (0_u8..40, any::<[u32; 3]>(), hash, "[ -~]{0,40}").prop_map(|(kind, [a, b, c], hash, text)| match kind {
         0 => K::Context(ContextId(a)),
         1 => K::Runner(RunnerId(a)),
         2 => K::Runners,
@@ -43,6 +43,8 @@ fn any_context_key() -> impl Strategy<Value = ContextKey> {
         33 => K::RunnersDeleted,
         34 => K::Jobs,
         35 => K::EventMarks,
+        37 => K::FlowsUnmeasured,
+        38 => K::FlowsEnded,
         36 => K::FlowsOf(FlowStatus::ALL[a as usize % FlowStatus::ALL.len()]),
         _ => K::Ids,
     })

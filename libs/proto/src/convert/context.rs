@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use model::context::ContextSettings;
-use model::{ActorId, ContextId, Revision, Violations, limits};
+use model::{ActorId, ContextId, ContextRetention, Revision, Violations, limits};
 
 use crate::convert::{enums, time};
 use crate::required::Required as _;
@@ -36,6 +36,7 @@ pub fn to_wire(context: &model::Context) -> v1::Context {
             executors_may_submit: settings.executors_may_submit,
             raw_publish: settings.raw_publish,
             require_signed_messages: settings.require_signed_messages,
+            retention: Some(retention_to_wire(settings.retention)),
         }),
         create_time: Some(time::to_wire(*created_at)),
         update_time: Some(time::to_wire(*updated_at)),
@@ -115,8 +116,50 @@ fn members(field: &str, numbers: Vec<u32>, violations: &mut Violations) -> BTree
 }
 
 fn settings_of(settings: v1::ContextSettings) -> ContextSettings {
-    let v1::ContextSettings { executors_may_submit, raw_publish, require_signed_messages } = settings;
-    ContextSettings { executors_may_submit, raw_publish, require_signed_messages }
+    let v1::ContextSettings { executors_may_submit, raw_publish, require_signed_messages, retention } =
+        settings;
+    let retention = retention.map(retention_of).unwrap_or_default();
+    ContextSettings { executors_may_submit, raw_publish, require_signed_messages, retention }
+}
+
+fn retention_of(retention: v1::ContextRetention) -> ContextRetention {
+    let v1::ContextRetention {
+        ended_flow_keep_secs,
+        ended_flows_max,
+        ended_flow_bytes_max,
+        message_keep_secs,
+        messages_done_max,
+        events_keep_secs,
+    } = retention;
+    ContextRetention {
+        ended_flow_keep_secs,
+        ended_flows_max,
+        ended_flow_bytes_max,
+        message_keep_secs,
+        messages_done_max,
+        events_keep_secs,
+    }
+}
+
+/// Bounds of what is kept, for an answer.
+#[must_use]
+pub fn retention_to_wire(retention: ContextRetention) -> v1::ContextRetention {
+    let ContextRetention {
+        ended_flow_keep_secs,
+        ended_flows_max,
+        ended_flow_bytes_max,
+        message_keep_secs,
+        messages_done_max,
+        events_keep_secs,
+    } = retention;
+    v1::ContextRetention {
+        ended_flow_keep_secs,
+        ended_flows_max,
+        ended_flow_bytes_max,
+        message_keep_secs,
+        messages_done_max,
+        events_keep_secs,
+    }
 }
 
 /// Parses a creation, and notes everything that is wrong with it.

@@ -7416,6 +7416,31 @@ pub struct ContextSettings {
     /// Chat and mail without their sender's signature are refused. Default false.
     #[prost(bool, tag = "3")]
     pub require_signed_messages: bool,
+    /// Bounds of what is kept of what has ended; absent: those of the coordinator.
+    #[prost(message, optional, tag = "4")]
+    pub retention: ::core::option::Option<ContextRetention>,
+}
+/// Bounds of what a context keeps of what has ended. 0 leaves a bound at the coordinator's, which is also the greatest.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ContextRetention {
+    /// Seconds for which an ended flow is kept, with its jobs, results, logs and messages.
+    #[prost(uint64, tag = "1")]
+    pub ended_flow_keep_secs: u64,
+    /// Ended flows that are kept: beyond it the oldest are removed.
+    #[prost(uint64, tag = "2")]
+    pub ended_flows_max: u64,
+    /// Bytes that ended flows take in Redis: beyond it the oldest are removed.
+    #[prost(uint64, tag = "3")]
+    pub ended_flow_bytes_max: u64,
+    /// Seconds for which a finished message is kept, to the hour.
+    #[prost(uint64, tag = "4")]
+    pub message_keep_secs: u64,
+    /// Finished messages that are kept: beyond it the oldest are removed.
+    #[prost(uint64, tag = "5")]
+    pub messages_done_max: u64,
+    /// Seconds for which events are kept, to the hour: a watch resumes no further back.
+    #[prost(uint64, tag = "6")]
+    pub events_keep_secs: u64,
 }
 /// A tenant.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -7608,6 +7633,51 @@ pub struct AuditEntry {
     #[prost(string, tag = "6")]
     pub request_id: ::prost::alloc::string::String,
 }
+/// Asks how much a context has.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GetContextUsageRequest {
+    /// Number of the context.
+    #[prost(uint32, tag = "1")]
+    pub context_id: u32,
+}
+/// Gives how much a context has.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct GetContextUsageResponse {
+    /// One entry of each kind, in the order of the kinds.
+    #[prost(message, repeated, tag = "1")]
+    pub entries: ::prost::alloc::vec::Vec<ContextUsageEntry>,
+    /// Bytes that the context takes in Redis: the sum of the entries.
+    #[prost(uint64, tag = "2")]
+    pub bytes: u64,
+    /// Bytes that it takes at most: the sum of the bounds, and of what has no bound in bytes as it is now.
+    #[prost(uint64, tag = "3")]
+    pub bytes_max: u64,
+    /// Bounds in force of what has ended.
+    #[prost(message, optional, tag = "4")]
+    pub retention: ::core::option::Option<ContextRetention>,
+}
+/// How much a context has of one kind.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ContextUsageEntry {
+    /// Kind.
+    #[prost(enumeration = "ContextUsageKind", tag = "1")]
+    pub kind: i32,
+    /// Number of records. 0 where it is not counted.
+    #[prost(uint64, tag = "2")]
+    pub count: u64,
+    /// Greatest number; 0 without a bound.
+    #[prost(uint64, tag = "3")]
+    pub count_max: u64,
+    /// Bytes in Redis.
+    #[prost(uint64, tag = "4")]
+    pub bytes: u64,
+    /// Greatest number of bytes; 0 without a bound.
+    #[prost(uint64, tag = "5")]
+    pub bytes_max: u64,
+    /// The bytes, and for request ids the count, are extrapolated from a sample.
+    #[prost(bool, tag = "6")]
+    pub is_estimated: bool,
+}
 /// Asks to remove a context.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DeleteContextRequest {
@@ -7654,6 +7724,71 @@ impl ContextState {
             "CONTEXT_STATE_UNSPECIFIED" => Some(Self::Unspecified),
             "CONTEXT_STATE_ACTIVE" => Some(Self::Active),
             "CONTEXT_STATE_DELETING" => Some(Self::Deleting),
+            _ => None,
+        }
+    }
+}
+/// Kind of what a context has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum ContextUsageKind {
+    /// Never given.
+    Unspecified = 0,
+    /// Flows that have not ended, with their jobs.
+    FlowsOpen = 1,
+    /// Jobs of these flows; their bytes count with the flows.
+    JobsOpen = 2,
+    /// Flows that have ended, with their jobs, results, logs and messages.
+    FlowsEnded = 3,
+    /// Jobs that belong to no flow.
+    JobsStored = 4,
+    /// Chat, mail, and messages that programs pushed.
+    Messages = 5,
+    /// Events.
+    Events = 6,
+    /// Audit entries.
+    Audit = 7,
+    /// Blobs, and what they are named by; their number is not counted.
+    Blobs = 8,
+    /// Runner records.
+    Runners = 9,
+    /// Remembered request ids, and marks of received messages.
+    Requests = 10,
+}
+impl ContextUsageKind {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "CONTEXT_USAGE_KIND_UNSPECIFIED",
+            Self::FlowsOpen => "CONTEXT_USAGE_KIND_FLOWS_OPEN",
+            Self::JobsOpen => "CONTEXT_USAGE_KIND_JOBS_OPEN",
+            Self::FlowsEnded => "CONTEXT_USAGE_KIND_FLOWS_ENDED",
+            Self::JobsStored => "CONTEXT_USAGE_KIND_JOBS_STORED",
+            Self::Messages => "CONTEXT_USAGE_KIND_MESSAGES",
+            Self::Events => "CONTEXT_USAGE_KIND_EVENTS",
+            Self::Audit => "CONTEXT_USAGE_KIND_AUDIT",
+            Self::Blobs => "CONTEXT_USAGE_KIND_BLOBS",
+            Self::Runners => "CONTEXT_USAGE_KIND_RUNNERS",
+            Self::Requests => "CONTEXT_USAGE_KIND_REQUESTS",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "CONTEXT_USAGE_KIND_UNSPECIFIED" => Some(Self::Unspecified),
+            "CONTEXT_USAGE_KIND_FLOWS_OPEN" => Some(Self::FlowsOpen),
+            "CONTEXT_USAGE_KIND_JOBS_OPEN" => Some(Self::JobsOpen),
+            "CONTEXT_USAGE_KIND_FLOWS_ENDED" => Some(Self::FlowsEnded),
+            "CONTEXT_USAGE_KIND_JOBS_STORED" => Some(Self::JobsStored),
+            "CONTEXT_USAGE_KIND_MESSAGES" => Some(Self::Messages),
+            "CONTEXT_USAGE_KIND_EVENTS" => Some(Self::Events),
+            "CONTEXT_USAGE_KIND_AUDIT" => Some(Self::Audit),
+            "CONTEXT_USAGE_KIND_BLOBS" => Some(Self::Blobs),
+            "CONTEXT_USAGE_KIND_RUNNERS" => Some(Self::Runners),
+            "CONTEXT_USAGE_KIND_REQUESTS" => Some(Self::Requests),
             _ => None,
         }
     }
@@ -7878,6 +8013,33 @@ pub mod context_service_client {
                 .insert(GrpcMethod::new("mycora.v1.ContextService", "ListAuditEntries"));
             self.inner.unary(req, path, codec).await
         }
+        /// Reports how much a context has of each kind, and the bounds in force. Readers may, and the bootstrap identity.
+        ///
+        /// Errors: NOT_FOUND (also where the caller has no role).
+        pub async fn get_context_usage(
+            &mut self,
+            request: impl tonic::IntoRequest<super::GetContextUsageRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::GetContextUsageResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.ContextService/GetContextUsage",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.ContextService", "GetContextUsage"));
+            self.inner.unary(req, path, codec).await
+        }
         /// Removes a context with everything in it, here and at its supervisors. From the first moment on
         /// the context takes no changes; its flows end with it. The answer comes when nothing is left: repeat a call that
         /// was interrupted. Admins of the context may, and the bootstrap identity.
@@ -7975,6 +8137,16 @@ pub mod context_service_server {
             request: tonic::Request<super::ListAuditEntriesRequest>,
         ) -> std::result::Result<
             tonic::Response<super::ListAuditEntriesResponse>,
+            tonic::Status,
+        >;
+        /// Reports how much a context has of each kind, and the bounds in force. Readers may, and the bootstrap identity.
+        ///
+        /// Errors: NOT_FOUND (also where the caller has no role).
+        async fn get_context_usage(
+            &self,
+            request: tonic::Request<super::GetContextUsageRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::GetContextUsageResponse>,
             tonic::Status,
         >;
         /// Removes a context with everything in it, here and at its supervisors. From the first moment on
@@ -8279,6 +8451,52 @@ pub mod context_service_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = ListAuditEntriesSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.ContextService/GetContextUsage" => {
+                    #[allow(non_camel_case_types)]
+                    struct GetContextUsageSvc<T: ContextService>(pub Arc<T>);
+                    impl<
+                        T: ContextService,
+                    > tonic::server::UnaryService<super::GetContextUsageRequest>
+                    for GetContextUsageSvc<T> {
+                        type Response = super::GetContextUsageResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::GetContextUsageRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as ContextService>::get_context_usage(&inner, request)
+                                    .await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = GetContextUsageSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

@@ -2,12 +2,14 @@
 
 use std::collections::{BTreeMap, HashSet};
 
+use keys::supervisor as k;
+use kv::Cmd;
 use model::execution::Outcome;
 use model::job::BlobRef;
 use model::{BlobHash, FileSource, ScriptSource, Timestamp};
 use queue::{QueueEventKind, SupervisorDrain};
 
-use crate::setup::{COORDINATOR, QueueTestBench, ending, events, execution, instance, take};
+use crate::setup::{COORDINATOR, QueueTestBench, ending, events, execution, instance, job_key, take};
 
 fn blob(text: &str) -> BlobRef {
     BlobRef { sha256: BlobHash::of(text.as_bytes()), size: text.len() as u64 }
@@ -74,4 +76,30 @@ async fn only_the_life_that_is_dead_is_expelled() {
     assert_eq!(bench.supervisor.absent().await, Ok(vec![instance(1)]));
     bench.supervisor.end_lost(&instance(1)).await.expect("ended");
     assert_eq!(bench.supervisor.absent().await, Ok(Vec::new()));
+}
+
+#[tokio::test]
+async fn of_ended_jobs_the_oldest_are_forgotten() {
+    let bench = QueueTestBench::new();
+    let (worker, mut intake, _control) = bench.join(1).await;
+    let (mut reader, db) = (bench.supervisor.events(), bench.kv.database(15));
+    for job in 1..=2 {
+        let key = bench.accept(job).await;
+        assert_eq!(take(&mut intake, 1).await, [job]);
+        worker.finish(&ending(key, Outcome::Succeeded)).await.expect("recorded");
+        let received = events(&mut reader, 2).await;
+        if job == 2 {
+            // As many as are kept have ended since the first.
+            let jobs = k::context_jobs(key.context);
+            let fill = "for n = 1, ARGV[1] do redis.call('ZADD', KEYS[1], 1e10 + n, 'later:' .. n) end";
+            let fill = Cmd::new("EVAL").arg(fill).arg(1).arg(&jobs).arg(queue::ENDED_MAX - 1);
+            db.cmd(fill).await.expect("filled");
+        }
+        reader.acknowledge(&received).await.expect("acknowledged");
+    }
+    let of = |job| Cmd::new("EXISTS").arg(&k::job(job_key(job)));
+    let kept = [db.cmd(of(1)).await.and_then(|n| n.int()), db.cmd(of(2)).await.and_then(|n| n.int())];
+    assert_eq!(kept, [Ok(0), Ok(1)], "the oldest went for the newest");
+    let count = db.cmd(Cmd::new("ZCARD").arg(&k::context_jobs(job_key(1).context))).await;
+    assert_eq!(count.and_then(|n| n.uint()), Ok(queue::ENDED_MAX as u64));
 }

@@ -3,15 +3,17 @@
 mod audit;
 mod change;
 mod delete;
+mod retention;
 
 use clap::{Args, Subcommand};
 
 pub use self::audit::ContextAuditArgs;
 pub use self::change::{ContextCreateArgs, ContextSwitch, ContextUpdateArgs};
 pub use self::delete::ContextDeleteArgs;
+pub use self::retention::RetentionBound;
 use super::{CliSession, values};
 use crate::failure::CliError;
-use crate::output::{self, OutputFormat, json, objects};
+use crate::output::{self, OutputFormat, json, objects, usage};
 
 /// Commands about contexts.
 #[derive(Debug, Subcommand)]
@@ -31,12 +33,22 @@ pub enum ContextCommand {
     /// Show the audit log, newest first. For admins of the context
     #[command(after_help = audit::AFTER_HELP)]
     Audit(ContextAuditArgs),
+    /// Show how much a context has of each kind, and the bounds of what is kept
+    #[command(after_help = USAGE_HELP)]
+    Usage(ContextShowArgs),
     /// Remove a context with everything in it, here and at its supervisors
     #[command(after_help = "Example:\n  mycora context delete 3 --yes")]
     Delete(ContextDeleteArgs),
 }
 
-/// Arguments of `context show`.
+const USAGE_HELP: &str = "\
+Counts are exact. Bytes behind ~ are extrapolated from a sample. Ended flows beyond a bound are removed, the oldest first; `mycora context update --keep` \
+lowers the bounds.
+
+Example:
+  mycora context usage 3";
+
+/// Arguments of `context show` and `context usage`.
 #[derive(Debug, Args)]
 pub struct ContextShowArgs {
     /// The context's number
@@ -56,6 +68,10 @@ pub async fn run(session: &CliSession, command: &ContextCommand) -> Result<(), C
             let answer = session.clients.get_context(*id).await?;
             let text = || objects::context(&answer.context.clone().unwrap_or_default());
             output::answer(session.global.output, || json::of(&answer), text)
+        }
+        ContextCommand::Usage(ContextShowArgs { id }) => {
+            let answer = session.clients.context_usage(*id).await?;
+            output::answer(session.global.output, || json::of(&answer), || usage::context_usage(&answer))
         }
         ContextCommand::Update(args) => change::update(session, args).await,
         ContextCommand::Audit(args) => audit::run(session, args).await,

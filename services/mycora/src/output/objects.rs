@@ -4,7 +4,7 @@ use model::Timestamp;
 use proto::convert::time as wire_time;
 use proto::v1;
 
-use super::{labels, table, time};
+use super::{labels, table, time, usage};
 
 /// How much of a script is shown.
 const SCRIPT_LINES_MAX: usize = 20;
@@ -101,9 +101,9 @@ pub fn actors(actors: &[v1::Actor]) -> String {
 #[must_use]
 pub fn context(context: &v1::Context) -> String {
     let v1::Context { id, uid, admins, executors, readers, settings, create_time, update_time, .. } = context;
-    let v1::ContextSettings { executors_may_submit, raw_publish, require_signed_messages } =
+    let v1::ContextSettings { executors_may_submit, raw_publish, require_signed_messages, retention } =
         settings.unwrap_or_default();
-    table::pairs(&[
+    let mut pairs = vec![
         ("context", id.to_string()),
         ("uid", uid.clone()),
         ("state", state(context.state()).to_owned()),
@@ -115,7 +115,9 @@ pub fn context(context: &v1::Context) -> String {
         ("require-signed-messages", require_signed_messages.to_string()),
         ("created", moment(*create_time)),
         ("changed", moment(*update_time)),
-    ])
+    ];
+    pairs.extend(usage::own_bounds(retention.unwrap_or_default()));
+    table::pairs(&pairs)
 }
 
 /// Several contexts.

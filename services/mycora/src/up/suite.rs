@@ -272,7 +272,7 @@ impl Suite {
             .and_then(|policy| policy.with_administrative(storage::ADMINISTRATIVE))
             .and_then(|policy| policy.with_administrative(runner_registry::rpc::ADMINISTRATIVE));
         let mount = Mount::builder(policy.map_err(build_error("the method policy"))?);
-        let mount = self.storage(&places, parts, mount).await?;
+        let mount = self.storage(&places, parts, metrics, mount).await?;
         let admin = Channel::local(places.storage.handle(), Identity::Admin);
         bootstrap::create_actor_and_context(&parts.dir.join(ACTOR_KEY), admin).await?;
         let mount = self.registry(&places, metrics, mount).await?;
@@ -291,6 +291,7 @@ impl Suite {
         &mut self,
         places: &LocalServers,
         parts: &SuiteParts<'_>,
+        metrics: &Registry,
         mount: MountBuilder,
     ) -> Result<MountBuilder, UpError> {
         let deps =
@@ -300,6 +301,7 @@ impl Suite {
         let layout = parts.redis.layout();
         let config = storage::Config { layout, durability, addresses, quotas, ..storage::Config::default() };
         let app = config.build(deps).await.map_err(build_error("storage"))?;
+        app.register_metrics(metrics).map_err(build_error("the metrics"))?;
         let mount = app.mount_public(mount).directory(app.directory());
         let readiness = app.readiness();
         self.readiness.include("storage", &readiness);

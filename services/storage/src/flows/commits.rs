@@ -228,6 +228,9 @@ impl Store {
         let answer = tenant.apply_and_report(change, read).await;
         service::crash_point("storage.commit.after");
         let revision = answer.map_err(|error| CommitRejection::of(&error))?;
+        if commit.status.is_some_and(FlowStatus::is_end) {
+            self.note_ended_flow(&tenant);
+        }
         if revision < 0 && router.is_some() {
             // The router that was chosen at that time may not have received the messages, and no other router holds them.
             let keys: Vec<_> = commit.messages.iter().map(|message| message.key).collect();

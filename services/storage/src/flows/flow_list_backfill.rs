@@ -1,4 +1,4 @@
-//! Repair of the lists of flows by status, for flows that an older version without such lists has changed.
+//! Repair of the lists of flows by status, and of those that are over, for flows that an older version without such lists has changed.
 //!
 //! Scripts update the lists when they change a flow's status. Every storage checks once, before its first sweep, whether a context
 //! has the lists at all, and from time to time whether they are complete: during an upgrade, a storage that does not know the lists
@@ -29,13 +29,20 @@ impl TenantStore {
         Ok(listed)
     }
 
+    /// Returns true if an older version has listed the flows by status, and none that are over.
+    async fn lacks_ended(&self) -> Result<bool> {
+        let listed = self.connection.cmd(Cmd::new("HGET").arg(&self.ids).arg("flows_listed")).await?;
+        Ok(listed.optional_text()?.as_deref() == Some("1"))
+    }
+
     /// Lists the flows that are in no list yet. With `looks`, whether any are is looked for where the lists were whole before.
     pub(crate) async fn list_flows(&self, looks: bool, now: Timestamp) -> Result<()> {
         let known = self.has_lists().await?;
         if known && !looks {
             return Ok(());
         }
-        let is_whole = known && !self.lacks_some().await?;
+        let lacks_ended = known && self.lacks_ended().await?;
+        let is_whole = known && !lacks_ended && !self.lacks_some().await?;
         let mut changes = 0;
         if !is_whole {
             changes += self.list_all(&self.flows, now).await?;
@@ -44,7 +51,7 @@ impl TenantStore {
         for status in FlowStatus::ALL.into_iter().filter(|status| !is_whole || !status.is_end()) {
             changes += self.list_all(&self.keys.flows_of(status), now).await?;
         }
-        if !known {
+        if !known || lacks_ended {
             let done = self.begin(&scripts::LIST_FLOWS, &[], None, now).named(kv::named![kind: "done"]);
             self.call(done).await?;
             self.listed.store(true, Ordering::Relaxed);
@@ -55,10 +62,12 @@ impl TenantStore {
         Ok(())
     }
 
-    /// Returns true if the lists together do not have as many flows as there are.
+    /// Returns true if the lists together do not have as many flows as there are, or those of flows that are over lack some.
     async fn lacks_some(&self) -> Result<bool> {
         let mut pipeline = Pipeline::new();
         pipeline.cmd(Cmd::new("ZCARD").arg(&self.flows));
+        pipeline.cmd(Cmd::new("ZCARD").arg(&self.keys.flows_ended()));
+        pipeline.cmd(Cmd::new("SCARD").arg(&self.keys.flows_unmeasured()));
         for status in FlowStatus::ALL {
             pipeline.cmd(Cmd::new("ZCARD").arg(&self.keys.flows_of(status)));
         }
@@ -66,8 +75,10 @@ impl TenantStore {
         for answer in self.connection.pipeline(&pipeline).await? {
             cards.push(answer?.uint()?);
         }
-        let (all, lists) = cards.split_first().map_or((0, &[][..]), |(all, lists)| (*all, lists));
-        Ok(all != lists.iter().sum::<u64>())
+        let [all, measured, unmeasured, lists @ ..] = cards.as_slice() else { return Ok(true) };
+        let ended = FlowStatus::ALL.into_iter().zip(lists).filter(|(status, _)| status.is_end());
+        let ended: u64 = ended.map(|(_, card)| card).sum();
+        Ok(*all != lists.iter().sum::<u64>() || measured + unmeasured < ended)
     }
 
     /// Has the flows of a list stand in the right ones. Flows that change meanwhile are listed by themselves: it does not

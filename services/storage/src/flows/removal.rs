@@ -62,6 +62,18 @@ impl Store {
         now: Timestamp,
     ) -> Result<Vec<ForgettableAttempts>> {
         let actor = asker.actor()?;
+        self.remove_flow_by(context, (flow, expected), Some(actor), request, now).await
+    }
+
+    /// Removes a flow that is over for `actor`, or for storage itself, which needs no permission.
+    pub(crate) async fn remove_flow_by(
+        &self,
+        context: ContextId,
+        (flow, expected): (FlowId, Option<Revision>),
+        actor: Option<ActorId>,
+        request: Option<&IdempotencyKey>,
+        now: Timestamp,
+    ) -> Result<Vec<ForgettableAttempts>> {
         // Without a value, the same request has removed the flow before.
         let begun = self.begin_removal(context, (flow, expected), actor, request, now).await?;
         let Some((tenant, stored)) = begun else { return Ok(Vec::new()) };
@@ -108,16 +120,18 @@ impl Store {
         &self,
         context: ContextId,
         (flow, expected): (FlowId, Option<Revision>),
-        actor: ActorId,
+        actor: Option<ActorId>,
         request: Option<&IdempotencyKey>,
         now: Timestamp,
     ) -> Result<Option<(Arc<TenantStore>, StoredFlow)>> {
+        let asker = actor.map_or(RequestPrincipal::Service, RequestPrincipal::Actor);
+        let request = actor.zip(request);
         for _ in 0..PERMISSION_TRIES {
             let (tenant, context, mut answers) = self
-                .read(context, RequestPrincipal::Actor(actor), |tenant, pipeline| {
+                .read(context, asker, |tenant, pipeline| {
                     pipeline.cmd(Cmd::new("HMGET").arg(&tenant.keys.flow(flow)).args(record::flow::READ));
                     // Read after the flow, since a removal records the request first.
-                    if let Some(request) = request {
+                    if let Some((actor, request)) = request {
                         let key = tenant.keys.request(actor, &request.id);
                         pipeline.cmd(Cmd::new("HMGET").arg(&key).arg("hash").arg("flow_uid"));
                     }
@@ -125,7 +139,7 @@ impl Store {
                 .await?;
             let stored_request = request.and_then(|_| answers.pop());
             let then = stored_request
-                .map(|stored_request| removed_then(stored_request, request))
+                .map(|stored_request| removed_then(stored_request, request.map(|(_, request)| request)))
                 .transpose()?
                 .flatten();
             let value = answers.pop().unwrap_or(Value::Nil);
@@ -139,20 +153,25 @@ impl Store {
             if then.is_some_and(|then| then != stored.flow.uid.to_string()) {
                 return Ok(None);
             }
-            permission::allow_for(&context, actor, ContextAction::DeleteFlow, stored.flow.caller_id)?;
+            if let Some(actor) = actor {
+                permission::allow_for(&context, actor, ContextAction::DeleteFlow, stored.flow.caller_id)?;
+            }
             let record = tenant.keys.flow(flow);
-            let request_key = request.map(|request| tenant.keys.request(actor, &request.id));
+            let request_key = request.map(|(actor, request)| tenant.keys.request(actor, &request.id));
             let mut touched = scripts::BEGIN_REMOVAL
                 .keys([("flow", &record), ("flows_active", &tenant.flows_active), ("due", &tenant.due)])
                 .to_vec();
             touched.extend(request_key.as_deref());
-            let audit_record =
+            let request = request.map(|(_, request)| request);
+            let audit_record = actor.map(|actor| {
                 AuditRecord::of(Some(actor), ContextAction::DeleteFlow, format_args!("flow {flow}"))
-                    .with_request_id(request);
+                    .with_request_id(request)
+            });
+            let permitted_at = actor.map(|_| context.revision.to_string()).unwrap_or_default();
             let call = tenant
-                .begin_by(Some(&audit_record), &scripts::BEGIN_REMOVAL, &touched, Some(context.uid), now)
+                .begin_by(audit_record.as_ref(), &scripts::BEGIN_REMOVAL, &touched, Some(context.uid), now)
                 .named(kv::named![
-                    context_revision: context.revision.0,
+                    context_revision: &permitted_at,
                     flow: flow.0,
                     flow_uid: &stored.flow.uid.to_string(),
                     request_hash: hash_of(request),

@@ -13,6 +13,7 @@ use crate::error::Error;
 use crate::pages::PageRequest;
 use crate::tenants::audit;
 use crate::tenants::permission::{self, ContextAction};
+use crate::tenants::usage::{UsageEntry, UsageKind};
 
 #[tonic::async_trait]
 impl ContextService for StorageRpc {
@@ -112,6 +113,22 @@ impl ContextService for StorageRpc {
         Ok(Response::new(v1::ListAuditEntriesResponse { entries, next_page_token }))
     }
 
+    async fn get_context_usage(
+        &self,
+        request: Request<v1::GetContextUsageRequest>,
+    ) -> Result<Response<v1::GetContextUsageResponse>, Status> {
+        let caller = Caller::of(&request)?;
+        let body = request.into_inner();
+        required::check(&body).map_err(Error::from)?;
+        let usage = self.hub.store().context_usage(ContextId(body.context_id), who(caller)?).await?;
+        Ok(Response::new(v1::GetContextUsageResponse {
+            bytes: usage.bytes(),
+            bytes_max: usage.bytes_max(),
+            retention: Some(convert::context::retention_to_wire(usage.retention)),
+            entries: usage.entries.into_iter().map(usage_to_wire).collect(),
+        }))
+    }
+
     async fn delete_context(
         &self,
         request: Request<v1::DeleteContextRequest>,
@@ -136,6 +153,23 @@ impl ContextService for StorageRpc {
             }
         }
     }
+}
+
+fn usage_to_wire(entry: UsageEntry) -> v1::ContextUsageEntry {
+    let UsageEntry { kind, count, count_max, bytes, bytes_max, is_estimated } = entry;
+    let kind = match kind {
+        UsageKind::FlowsOpen => v1::ContextUsageKind::FlowsOpen,
+        UsageKind::JobsOpen => v1::ContextUsageKind::JobsOpen,
+        UsageKind::FlowsEnded => v1::ContextUsageKind::FlowsEnded,
+        UsageKind::JobsStored => v1::ContextUsageKind::JobsStored,
+        UsageKind::Messages => v1::ContextUsageKind::Messages,
+        UsageKind::Events => v1::ContextUsageKind::Events,
+        UsageKind::Audit => v1::ContextUsageKind::Audit,
+        UsageKind::Blobs => v1::ContextUsageKind::Blobs,
+        UsageKind::Runners => v1::ContextUsageKind::Runners,
+        UsageKind::Requests => v1::ContextUsageKind::Requests,
+    };
+    v1::ContextUsageEntry { kind: kind.into(), count, count_max, bytes, bytes_max, is_estimated }
 }
 
 fn entry_to_wire(entry: audit::StoredAuditEntry) -> v1::AuditEntry {

@@ -2,7 +2,7 @@
 -- KEYS = flow flows_active due
 -- ARGV = context_revision flow flow_uid request_hash request_secs expected_revision
 --
--- Permission was decided on `context_revision` of the context. `expected_revision` is that of the flow, '' for any. With a
+-- Permission was decided on `context_revision` of the context, '' for storage itself. `expected_revision` is that of the flow, '' for any. With a
 -- request id, the request follows the keys.
 local no, context_revision = closed()
 if no then return no end
@@ -10,7 +10,7 @@ use_reserve()
 local request = KEYS[KEYS_NAMED + 1]
 local _, other = asked_before(request, ARGV.request_hash)
 if other then return other end
-if context_revision ~= ARGV.context_revision then
+if ARGV.context_revision ~= '' and context_revision ~= ARGV.context_revision then
   return refuse('CONTEXT_CHANGED', 'the context changed meanwhile')
 end
 local flow = redis.call('HMGET', KEYS.flow, 'uid', 'status', 'cancel_requested_time', 'deleting', 'revision',

@@ -170,6 +170,7 @@ else
   redis.call('ZREM', KEYS.due, me)
 end
 if ends then
+  redis.call('SADD', own('flows_unmeasured'), ARGV.flow)
   if has_company then wake(KEYS.waiters, KEYS.flows_active) end
   if flow[9] and flow[9] ~= '' then tell(revision, flow[9]) end
 end

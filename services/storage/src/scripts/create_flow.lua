@@ -76,7 +76,7 @@ redis.call('HSET', KEYS.flow, 'revision', revision, 'first_job_id', first, 'coun
   'last_commit_revision', nodes > 0 and revision or 0, unpack(ARGV, fields_at))
 if message then redis.call('HSET', message, 'flow_id', ARGV.flow) end
 -- Marks the flows as listed by status, which holds from the first flow on.
-if flows == 0 then redis.call('HSET', KEYS.ids, 'flows_listed', 1) end
+if flows == 0 then redis.call('HSET', KEYS.ids, 'flows_listed', 2) end
 redis.call('ZADD', KEYS.flows, created, ARGV.flow)
 redis.call('ZADD', own('flows:' .. (nodes > 0 and 'started' or 'created')), created, ARGV.flow)
 remember(request, ARGV.request_hash, ARGV.request_secs, 'flow_id', ARGV.flow, 'flow_uid', ARGV.flow_uid, 'first_job_id', first)

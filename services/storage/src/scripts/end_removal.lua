@@ -6,7 +6,7 @@
 local no = closed()
 if no then return no end
 use_reserve()
-local flow = redis.call('HMGET', KEYS.flow, 'uid', 'deleting', 'generation', 'message')
+local flow = redis.call('HMGET', KEYS.flow, 'uid', 'deleting', 'generation', 'message', 'bytes')
 if flow[1] ~= ARGV.flow_uid or not flow[2] then return refuse('FLOW_GONE', 'flow ' .. ARGV.flow) end
 if redis.call('EXISTS', KEYS.nodes, KEYS.carriers) > 0 then return refuse('RECORDS_LEFT', 'flow ' .. ARGV.flow) end
 
@@ -14,6 +14,7 @@ local revision = raise()
 redis.call('UNLINK', KEYS.signals, KEYS.inputs)
 redis.call('ZREM', KEYS.flows, ARGV.flow)
 for _, status in ipairs(STATUSES) do list_flow(ARGV.flow, nil, status) end
+leave_ended(ARGV.flow, flow[5])
 -- Announces the removal first, because the event reads the flow's caller from the record.
 emit_flow(revision, ARGV.flow, nil, flow[3])
 redis.call('DEL', KEYS.flow)

@@ -11,6 +11,19 @@ local function told(status)
   return ({started = 'running', finished = 'completed', error = 'failed'})[status] or status
 end
 
+-- Returns true if a flow is over: it has ended, or was cancelled before it was started.
+local function is_over(status, cancel_requested_time)
+  return status == 'finished' or status == 'error' or status == 'cancelled'
+    or (status == 'created' and (cancel_requested_time or '') ~= '')
+end
+
+-- Takes a flow off what is kept of ended flows: it runs again, or goes. `bytes` is its size, once it was measured.
+local function leave_ended(flow, bytes)
+  if bytes and string.match(bytes, '^%d+$') then redis.call('HINCRBY', KEYS.ids, 'ended_flow_bytes', '-' .. bytes) end
+  redis.call('ZREM', own('flows_ended'), flow)
+  redis.call('SREM', own('flows_unmeasured'), flow)
+end
+
 local STATUSES = {'created', 'started', 'finished', 'error', 'cancelled'}
 
 -- Lists a flow under its status, at its place among all flows, and no longer under its former one; under none when it

@@ -103,20 +103,26 @@ end
 -- Maximum number of messages in `letters` that are kept though nothing more is expected of them.
 local DONE_MAX = 100000
 
+-- Removes the message that was done first.
+local function drop_oldest_done(revision)
+  local ended, letters = own('letters_done'), own('letters')
+  local oldest = redis.call('ZPOPMIN', ended)[1]
+  -- Skips a message that its program has replaced under this key.
+  local status = is_hash(oldest) and kept_in(oldest, letters) and redis.call('HGET', oldest, 'status')
+  if status ~= 'dispatched' then redis.call('ZREM', letters, oldest) end
+  if status and status ~= 'dispatched' then
+    redis.call('UNLINK', oldest)
+    emit_message(revision, oldest, nil)
+  end
+end
+
 -- Marks a message in `letters` as done: nothing more is expected of it. Beyond `DONE_MAX` the oldest are removed: two at most, for
 -- each that is added.
 local function done(revision, key)
-  local ended, letters = own('letters_done'), own('letters')
+  local ended = own('letters_done')
   redis.call('ZADD', ended, revision, key)
   for _ = 1, 2 do
     if redis.call('ZCARD', ended) <= DONE_MAX then return end
-    local oldest = redis.call('ZPOPMIN', ended)[1]
-    -- Skips a message that its program has replaced under this key.
-    local status = is_hash(oldest) and kept_in(oldest, letters) and redis.call('HGET', oldest, 'status')
-    if status ~= 'dispatched' then redis.call('ZREM', letters, oldest) end
-    if status and status ~= 'dispatched' then
-      redis.call('UNLINK', oldest)
-      emit_message(revision, oldest, nil)
-    end
+    drop_oldest_done(revision)
   end
 end

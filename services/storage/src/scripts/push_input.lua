@@ -57,6 +57,8 @@ if news then
       'revision', revision)
     emit(revision, text)
     emit_flow(revision, ARGV.flow, flow[2], flow[6])
+    -- A flow that was never started is over by this.
+    if not started then redis.call('SADD', own('flows_unmeasured'), ARGV.flow) end
     hint('')
   end
   if started then

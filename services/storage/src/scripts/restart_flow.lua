@@ -20,7 +20,7 @@ if context_revision ~= ARGV.context_revision then
   return refuse('CONTEXT_CHANGED', 'the context changed meanwhile')
 end
 local flow = redis.call('HMGET', KEYS.flow, 'uid', 'status', 'generation', 'epoch', 'deadline_secs', 'deleting',
-  'message', 'revision', 'node_count')
+  'message', 'revision', 'node_count', 'bytes')
 if flow[1] ~= ARGV.flow_uid or flow[6] then return refuse('FLOW_GONE', 'flow ' .. ARGV.flow) end
 if ARGV.expected_revision ~= '' and flow[8] ~= ARGV.expected_revision then
   return refuse('FLOW_CHANGED', 'flow ' .. ARGV.flow .. ' is at revision ' .. flow[8])
@@ -43,7 +43,8 @@ redis.call('HINCRBY', KEYS.flow, 'epoch', 1)
 redis.call('HSET', KEYS.flow, 'status', 'started', 'generation', generation, 'owner', '', 'last_commit', ARGV.last_commit,
   'last_commit_revision', revision, 'env_vars', ARGV.environment, 'rerun', ARGV.rerun, 'cancel_requested_time', '',
   'cancel_grace_secs', '0', 'result', '{}', 'result_truncated', 'false', 'deadline', deadline(ARGV.now_millis, flow[5]),
-  'updated_at', ARGV.now, 'revision', revision, 'counted', 1)
+  'updated_at', ARGV.now, 'revision', revision, 'counted', 1, 'bytes', '')
+leave_ended(ARGV.flow, flow[10])
 local me = ARGV.flow .. '-' .. ARGV.flow_uid
 redis.call('SADD', KEYS.flows_active, me)
 list_flow(ARGV.flow, 'started', flow[2])

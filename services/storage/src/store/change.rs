@@ -1,5 +1,7 @@
 //! Changes: calls of scripts, and the handling of their answers.
 
+use std::time::Instant;
+
 use kv::{Arg, Script, ScriptCall, Value};
 use model::{ContextId, ContextUid, Timestamp};
 
@@ -138,8 +140,11 @@ impl TenantStore {
 
     /// Makes a change and gives its script's refusals a meaning.
     pub(crate) async fn call(&self, change: StoreChange) -> Result<Value> {
+        let (begun, script) = (Instant::now(), change.call.script().name());
         let call = change.call.arg(change.reports_events).arg(&self.seen.text(change.uid));
         let answer = self.confirmation.call(&self.connection, call).await;
+        let seconds = begun.elapsed().as_secs_f64();
+        self.metrics.script_seconds.with_label_values(&[script]).observe(seconds);
         let answer = answer.map_err(|error| Error::of_script(error, self.id));
         if matches!(answer, Err(Error::StoreWentBack)) {
             self.report_went_back();

@@ -1,4 +1,4 @@
-//! How much an actor and a context may have. The defaults are limits of the whole; operators change them with flags.
+//! How much an actor and a context may have, and what is kept of what has ended. The defaults are limits of the whole; operators change them with flags.
 //!
 //! Amounts are counted by the script that changes them, next to what it reads anyway: in `ids` of the context, or as
 //! the size of the set that lists everything of the kind.
@@ -7,15 +7,18 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use model::limits;
+use model::{ContextRetention, limits};
 
 /// Delay before a retry where room becomes free by itself.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// Delay before a retry where room becomes free by the sweep of unreferenced blobs.
 const RETRY_AFTER_BLOBS: Duration = Duration::from_secs(60);
 
+/// Remedy for amounts that are kept within bounds by removal.
+const OLDEST_GO: &str = "the oldest go by themselves";
+
 macro_rules! quotas {
-    ($($(#[$doc:meta])* $quota:ident = ($name:literal, $default:ident, $remedy:literal, $retry:expr)),+ $(,)?) => {
+    ($($(#[$doc:meta])* $quota:ident = ($name:literal, $default:ident, $remedy:expr, $retry:expr)),+ $(,)?) => {
         /// One of the amounts that are bounded.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub enum Quota {
@@ -33,7 +36,7 @@ macro_rules! quotas {
             }
 
             const fn default(self) -> u64 {
-                match self { $(Self::$quota => limits::$default),+ }
+                match self { $(Self::$quota => limits::$default as u64),+ }
             }
 
             /// Advice on how to make room.
@@ -78,6 +81,16 @@ quotas! {
     ),
     /// Runner records.
     ContextRunners = ("context_runners_max", CONTEXT_RUNNERS_MAX, "delete some of them first", None),
+    /// Seconds for which ended flows are kept. Never refused: what is older goes.
+    EndedFlowKeep = ("ended_flow_keep_secs", ENDED_FLOW_KEEP_SECS, OLDEST_GO, None),
+    /// Ended flows that are kept. Never refused: the oldest go.
+    EndedFlows = ("ended_flows_max", ENDED_FLOWS_MAX, OLDEST_GO, None),
+    /// Bytes of ended flows. Never refused: the oldest go.
+    EndedFlowBytes = ("ended_flow_bytes_max", ENDED_FLOW_BYTES_MAX, OLDEST_GO, None),
+    /// Seconds for which finished messages are kept. Never refused: what is older goes.
+    MessageKeep = ("message_keep_secs", MESSAGE_KEEP_SECS, OLDEST_GO, None),
+    /// Seconds for which events are kept. Never refused: what is older goes.
+    EventsKeep = ("events_keep_secs", EVENTS_KEEP_SECS, OLDEST_GO, None),
     /// Deleted runner records that are still kept.
     ContextRunnersDeleted = (
         "context_runners_deleted_max",
@@ -116,6 +129,19 @@ impl StorageQuotas {
     #[must_use]
     pub const fn of(&self, quota: Quota) -> u64 {
         self.0[quota as usize]
+    }
+
+    /// Bounds of what a context keeps of what has ended, at most.
+    #[must_use]
+    pub const fn retention(&self) -> ContextRetention {
+        ContextRetention {
+            ended_flow_keep_secs: self.of(Quota::EndedFlowKeep),
+            ended_flows_max: self.of(Quota::EndedFlows),
+            ended_flow_bytes_max: self.of(Quota::EndedFlowBytes),
+            message_keep_secs: self.of(Quota::MessageKeep),
+            messages_done_max: limits::MESSAGES_DONE_MAX as u64,
+            events_keep_secs: self.of(Quota::EventsKeep),
+        }
     }
 
     /// All of them by name, for `/info`.

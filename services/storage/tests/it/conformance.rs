@@ -191,7 +191,8 @@ impl Kept {
         self.keys.insert(format!("{context} {key}"), true);
     }
 
-    /// Reads everything that is kept; how far the events had come is noted at each sweep.
+    /// Reads everything that is kept. How far the events had come is noted at each sweep, and which ended flows were measured
+    /// depends on when: their lists are left out here.
     async fn read(stage: &Stage<impl Redis>) -> Self {
         let mut kept = Self::default();
         for (context, connection) in places(stage).await {
@@ -202,7 +203,10 @@ impl Kept {
             }
             for (name, left) in names.iter().zip(connection.pipeline(&query).await.unwrap()) {
                 let name = name_of(stage.layout, context, name);
-                if !name.ends_with(" event_marks") {
+                if ![" event_marks", " flows_ended", " flows_unmeasured"]
+                    .iter()
+                    .any(|list| name.ends_with(list))
+                {
                     kept.keys.insert(name, left.unwrap().int().unwrap() >= 0);
                 }
             }

@@ -46,6 +46,7 @@ mod reference_messages;
 mod reference_runners;
 mod requests;
 mod restarts;
+mod retention;
 mod runners;
 mod sentinel;
 mod signers;

@@ -4,6 +4,7 @@ use clap::{Args, ValueEnum};
 use proto::v1;
 use uuid::Uuid;
 
+use super::retention::{self, RetentionBound};
 use crate::command::{CliSession, values};
 use crate::failure::CliError;
 use crate::output::{self, json, objects};
@@ -20,7 +21,8 @@ For admins of the context; the last admin cannot be removed.
 
 Examples:
   mycora context update 3 --add-executor 5 --remove-reader 5
-  mycora context update 3 --set executors-may-submit=false --set require-signed-messages=true";
+  mycora context update 3 --set executors-may-submit=false --set require-signed-messages=true
+  mycora context update 3 --keep ended-flow-keep-secs=7d --keep ended-flow-bytes-max=256MiB";
 
 /// Arguments of `context create`.
 #[derive(Debug, Args)]
@@ -84,6 +86,11 @@ pub struct ContextChangeFlags {
     /// Turn a switch: executors-may-submit, raw-publish or require-signed-messages, to true or false
     #[arg(long = "set", value_name = "NAME=BOOL", value_parser = setting)]
     pub settings: Vec<(ContextSwitch, bool)>,
+    /// Bound what is kept of what has ended, as in ended-flow-keep-secs=7d, ended-flows-max=1000, ended-flow-bytes-max=256MiB,
+    /// message-keep-secs=7d, messages-done-max=1000 or events-keep-secs=1d; 0 leaves a bound at the coordinator's, which is
+    /// also the greatest
+    #[arg(long = "keep", value_name = "NAME=VALUE", value_parser = retention::bound)]
+    pub bounds: Vec<(RetentionBound, u64)>,
 }
 
 /// A switch of a context, as it is typed.
@@ -133,6 +140,7 @@ fn wanted(args: &ContextCreateArgs) -> v1::CreateContextRequest {
             executors_may_submit: !no_executors_submit,
             raw_publish: *raw_publish,
             require_signed_messages: *require_signed,
+            retention: None,
         }),
     }
 }
@@ -156,6 +164,10 @@ fn changed(args: &ContextUpdateArgs, now: v1::Context) -> Result<v1::UpdateConte
             ContextSwitch::RequireSignedMessages => &mut settings.require_signed_messages,
         } = *value;
     }
+    for (bound, value) in &change.bounds {
+        bound.set(settings.retention.get_or_insert_default(), *value);
+    }
+    let changes_settings = !change.settings.is_empty() || !change.bounds.is_empty();
     Ok(v1::UpdateContextRequest {
         request_id: Uuid::new_v4().to_string(),
         context_id: *id,
@@ -163,7 +175,7 @@ fn changed(args: &ContextUpdateArgs, now: v1::Context) -> Result<v1::UpdateConte
         admins: members("admin", now.admins, &change.add_admin, &change.remove_admin)?,
         readers: members("reader", now.readers, &change.add_reader, &change.remove_reader)?,
         executors: members("executor", now.executors, &change.add_executor, &change.remove_executor)?,
-        settings: (!change.settings.is_empty()).then_some(settings),
+        settings: changes_settings.then_some(settings),
     })
 }
 
@@ -236,6 +248,13 @@ mod tests {
         let settings = request.settings.expect("switches");
         assert!(settings.executors_may_submit && settings.raw_publish && !settings.require_signed_messages);
         assert_eq!(request.readers, None);
+
+        let request =
+            parse_update(&["--keep", "ended-flows-max=9", "--keep", "events-keep-secs=1d"]).expect("good");
+        let settings = request.settings.expect("switches");
+        assert!(settings.executors_may_submit, "as it was");
+        let kept = settings.retention.expect("bounds");
+        assert_eq!((kept.ended_flows_max, kept.events_keep_secs, kept.messages_done_max), (9, 86_400, 0));
     }
 
     #[test]

@@ -17,7 +17,8 @@ fn job(id: u32, spec: Option<v1::JobSpec>) -> v1::Job {
 
 /// The switches that are on.
 fn switches(settings: v1::ContextSettings) -> String {
-    let v1::ContextSettings { executors_may_submit, raw_publish, require_signed_messages } = settings;
+    let v1::ContextSettings { executors_may_submit, raw_publish, require_signed_messages, retention: _ } =
+        settings;
     format!("submit={executors_may_submit} raw={raw_publish} signed={require_signed_messages}")
 }
 
@@ -186,6 +187,28 @@ impl ContextService for ScriptedServices {
     }
 
     /// The first call breaks off, the second finds nothing any more.
+    async fn get_context_usage(
+        &self,
+        request: Request<v1::GetContextUsageRequest>,
+    ) -> Result<Response<v1::GetContextUsageResponse>, Status> {
+        self.call(&format!("usage {}", request.into_inner().context_id));
+        let entry = v1::ContextUsageEntry {
+            kind: v1::ContextUsageKind::FlowsEnded.into(),
+            count: 12,
+            count_max: 100_000,
+            bytes: 98_304,
+            bytes_max: 1 << 30,
+            is_estimated: false,
+        };
+        let retention = v1::ContextRetention { ended_flow_keep_secs: 2_592_000, ..Default::default() };
+        Ok(Response::new(v1::GetContextUsageResponse {
+            entries: vec![entry],
+            bytes: 98_304,
+            bytes_max: 1 << 30,
+            retention: Some(retention),
+        }))
+    }
+
     async fn delete_context(
         &self,
         request: Request<v1::DeleteContextRequest>,
