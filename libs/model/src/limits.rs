@@ -206,6 +206,8 @@ pub const ACTOR_CALLS_PER_SEC: u64 = 1000;
 pub const ACTOR_CALLS_BURST: u64 = 2000;
 /// Flows of one context that are kept, those that have ended with them.
 pub const CONTEXT_FLOWS_MAX: u64 = 1_000_000;
+/// Flows that may be created in one context each second at one storage, on average.
+pub const CONTEXT_FLOWS_PER_SEC: u64 = 10_000;
 /// Flows of one context that have not ended, whether they were started or not.
 pub const CONTEXT_FLOWS_OPEN_MAX: u64 = 200_000;
 /// Nodes of those flows: jobs that are queued, run, or wait for others.
@@ -248,7 +250,7 @@ pub const JOB_SIGNATURE_SECS_MAX: u32 = 366 * 24 * 3600;
 pub const RETRY_SIGNATURES_MAX: usize = 500;
 
 /// All of them by their names in small letters, for `/info`: every service shows what all hold to.
-pub const TABLE: [(&str, u64); 119] = [
+pub const TABLE: [(&str, u64); 120] = [
     ("script_bytes_max", SCRIPT_BYTES_MAX as u64),
     ("script_inline_bytes_max", SCRIPT_INLINE_BYTES_MAX as u64),
     ("file_bytes_max", FILE_BYTES_MAX as u64),
@@ -348,6 +350,7 @@ pub const TABLE: [(&str, u64); 119] = [
     ("actor_calls_per_sec", ACTOR_CALLS_PER_SEC),
     ("actor_calls_burst", ACTOR_CALLS_BURST),
     ("context_flows_max", CONTEXT_FLOWS_MAX),
+    ("context_flows_per_sec", CONTEXT_FLOWS_PER_SEC),
     ("context_flows_open_max", CONTEXT_FLOWS_OPEN_MAX),
     ("context_jobs_open_max", CONTEXT_JOBS_OPEN_MAX),
     ("context_jobs_kept_max", CONTEXT_JOBS_KEPT_MAX),

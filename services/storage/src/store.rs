@@ -6,11 +6,14 @@ use std::collections::HashMap;
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::Duration;
 
+use ::rpc::Rates;
 use keys::{ContextKeys, GlobalKeys, Layout};
 use kv::{BlockingConnection, Cmd, Confirmation, Kv, KvConnection, Pipeline, Value};
 use model::{ActorId, Context, ContextId, FlowId, FlowUid};
 use tokio::sync::{Notify, OnceCell, watch};
+use tokio::time::Instant;
 
 pub(crate) use self::change::StoreChange;
 use crate::error::{Error, Result};
@@ -18,13 +21,15 @@ use crate::flows::creation::{JobIdAllocator, LastContext};
 use crate::metrics::StorageMetrics;
 use crate::record::{self, RecordFields};
 use crate::tenants::permission::{self, ContextAction};
-use crate::tenants::quotas::StorageQuotas;
+use crate::tenants::quotas::{Quota, StorageQuotas};
 use crate::watch::change_feed::ChangeFeed;
 use crate::watch::events::EventPosition;
 use crate::watch::positions::LastSeenPosition;
 
 /// Number of flows whose callers are cached, so that a commit need not read them.
 const CALLERS_MAX: usize = 65_536;
+/// How far the creation of flows in a context may be ahead of its rate.
+const CREATIONS_AHEAD: Duration = Duration::from_secs(2);
 /// Number of databases assumed for a Redis that does not report it.
 const DATABASES_DEFAULT: u32 = 16;
 /// How often a change is retried when its permission changed concurrently.
@@ -111,6 +116,8 @@ pub(crate) struct TenantStore {
     pub(crate) counted: AtomicBool,
     /// Every flow stands in the list of its status.
     pub(crate) listed: AtomicBool,
+    /// How far the creation of flows is ahead of its rate.
+    flow_rate: Mutex<Rates<()>>,
     /// Flows have ended through this storage since ended flows were last looked at.
     pub(crate) has_ended_flows: AtomicBool,
     metrics: Arc<StorageMetrics>,
@@ -372,6 +379,7 @@ impl TenantStore {
             quotas: store.0.quotas,
             counted: AtomicBool::new(false),
             listed: AtomicBool::new(false),
+            flow_rate: Mutex::default(),
             has_ended_flows: AtomicBool::new(false),
             metrics: Arc::clone(&store.0.metrics),
             went_back: store.0.went_back.clone(),
@@ -390,6 +398,14 @@ impl TenantStore {
         let fields = RecordFields::of_hash(&self.context, value)?
             .ok_or_else(|| Error::not_found("context", self.id))?;
         Ok(record::context::read(&fields)?)
+    }
+
+    /// Counts a flow that is about to be created; fails when the context creates too many each second.
+    pub(crate) fn count_creation(&self) -> Result<()> {
+        let max = self.quotas.of(Quota::ContextFlowsPerSec);
+        let interval = Duration::from_secs(1) / u32::try_from(max.max(1)).unwrap_or(u32::MAX);
+        let taken = lock(&self.flow_rate).take((), interval, CREATIONS_AHEAD, Instant::now());
+        taken.map_err(|_| Error::Quota { quota: Quota::ContextFlowsPerSec, max, requested: max + 1 })
     }
 
     /// Returns the next flow id that was not issued yet.

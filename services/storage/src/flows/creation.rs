@@ -150,6 +150,7 @@ impl Store {
         if new.goes_first {
             context.require_first(actor)?;
         }
+        tenant.count_creation()?;
         tenant.check_blobs(&new.blobs).await?;
         let request_key = request.map(|request| tenant.keys.request(actor, &request.id));
         let mut drawn = None;

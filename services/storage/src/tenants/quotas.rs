@@ -64,6 +64,9 @@ quotas! {
     ),
     /// Flows that are kept.
     ContextFlows = ("context_flows_max", CONTEXT_FLOWS_MAX, "delete some that have ended", None),
+    /// Flows created each second.
+    ContextFlowsPerSec =
+        ("context_flows_per_sec", CONTEXT_FLOWS_PER_SEC, "submit more slowly", Some(RETRY_AFTER)),
     /// Flows that have not ended.
     ContextFlowsOpen =
         ("context_flows_open_max", CONTEXT_FLOWS_OPEN_MAX, "flows that end make room", Some(RETRY_AFTER)),

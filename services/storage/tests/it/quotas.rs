@@ -99,6 +99,23 @@ async fn flows_that_have_not_ended_are_bounded() {
 }
 
 #[tokio::test]
+async fn creations_a_second_are_bounded() {
+    let stage = stage(Layout::Database, &[(Quota::ContextFlowsPerSec, 1)]).await;
+    // Two seconds' worth may come at once, and more where the machine takes its time.
+    let mut made = 0;
+    let status = loop {
+        match try_create(&stage, 1).await {
+            Ok(_) => made += 1,
+            Err(status) => break status,
+        }
+    };
+    assert!(made >= 2, "{made}");
+    assert_eq!(refused(&status), ("context_flows_per_sec".to_owned(), true));
+    let again = || async { try_create(&stage, 1).await.ok() };
+    wait_until(again, PATIENCE, "a flow may be created again").await;
+}
+
+#[tokio::test]
 async fn an_ended_flow_is_not_run_again_beyond_the_limit() {
     let stage = stage(Layout::Database, &[(Quota::ContextFlowsOpen, 1)]).await;
     let mut ended = stage.started(1).await;
