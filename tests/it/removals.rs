@@ -136,3 +136,29 @@ fn a_deleted_flow_leaves_nothing_but_what_is_named() {
     assert!(left * 3 < kept, "of {kept} bytes {left} are left");
     scene.close();
 }
+
+/// The oldest go by themselves, and the machine that ran them learns of it.
+#[test]
+fn ended_flows_beyond_their_bound_leave_nothing_at_the_machine() {
+    let scene = Scene::new(&[]);
+    stdout(&scene.up.mycora(&["context", "update", "1", "--keep", "ended-flows-max=2"]), 0);
+    let ids: Vec<u64> = (0..5).map(|_| scene.run(ONE).0).collect();
+    let kept = || {
+        let flows = scene.up.redis(1, &["ZRANGE", "flows", "0", "-1"]);
+        let kept: Vec<u64> = flows.lines().filter_map(|id| id.trim().parse().ok()).collect();
+        (kept == ids[3..]).then_some(())
+    };
+    wait_until_blocking(kept, PATIENCE, "the last two are left");
+    let records = || {
+        let records = scene.up.redis(SUPERVISOR, &["KEYS", "hero:job:*"]);
+        (records.lines().filter(|key| !key.trim().is_empty()).count() == 2).then_some(())
+    };
+    wait_until_blocking(records, PATIENCE, "the machine keeps two");
+    let usage = stdout(&scene.up.mycora(&["context", "usage", "1"]), 0);
+    let ended = usage.lines().find(|line| line.starts_with("ended flows ")).expect("a row");
+    assert_eq!(ended.split_whitespace().nth(2), Some("2"), "{usage}");
+    assert!(usage.contains("ended flows kept"), "{usage}");
+    let shown = stdout(&scene.up.mycora(&["context", "show", "1"]), 0);
+    assert!(shown.lines().any(|line| line.starts_with("ended-flows-max") && line.ends_with(" 2")), "{shown}");
+    scene.close();
+}

@@ -16,7 +16,7 @@ use proto::v1::{
     StartFlowRequest, SubmitFlowRequest, WatchFlowRequest, WatchFlowsRequest, WatchFlowsResponse, script,
 };
 use testkit::wait_until;
-use tonic::Streaming;
+use tonic::{Status, Streaming};
 
 /// How long a runner may take to come alive.
 const LIVE_TIMEOUT: Duration = Duration::from_secs(60);
@@ -64,6 +64,20 @@ impl Client {
         let request = SubmitFlowRequest { context_id: self.context, flow: Some(flow), ..Default::default() };
         let answer = self.flows.clone().submit_flow(request).await?.into_inner();
         Ok(answer.flow.ok_or("no flow was answered")?)
+    }
+
+    /// Submits a flow of no-op jobs as this request, however often it is sent.
+    pub(crate) async fn submit_as(
+        &self,
+        name: &str,
+        nodes: Vec<NodeSpec>,
+        request_id: &str,
+    ) -> Result<Flow, Status> {
+        let flow = FlowSpec { name: name.into(), nodes, ..FlowSpec::default() };
+        let request_id = request_id.to_owned();
+        let request = SubmitFlowRequest { request_id, context_id: self.context, flow: Some(flow), ..Default::default() };
+        let answer = self.flows.clone().submit_flow(request).await?.into_inner();
+        answer.flow.ok_or_else(|| Status::internal("no flow was answered"))
     }
 
     /// Submits a flow and waits for its end.

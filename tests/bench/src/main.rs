@@ -9,7 +9,8 @@
 //! that wait for a signal; `mycora-bench finished [N]` what flows cost that have ended, and
 //! `mycora-bench watching [N]` what one watch of all flows costs, `mycora-bench growth [PART…]` how costs grow with what there
 //! is, `mycora-bench neighbour` what a large flow costs another context, and `mycora-bench retention [N]` what bounds on ended flows
-//! cost and hold. `make bench-dead` measures what one dead supervisor costs nine others, and
+//! cost and hold. `mycora-bench steady PROFILE SECS PER_SECOND` keeps a suite of others busy and counts what calls and flows come to, for
+//! `tests/deploy/upgrade`. `make bench-dead` measures what one dead supervisor costs nine others, and
 //! `make bench-saga` what sagas cost; `mycora-bench saga PART…` parts of that.
 
 mod client;
@@ -26,6 +27,7 @@ mod road;
 mod runtimes;
 mod saga;
 mod size;
+mod steady;
 mod usage;
 mod watching;
 
@@ -51,6 +53,18 @@ fn main() -> ExitCode {
 async fn bench() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    if let ["steady", profile, secs, per_second] = *arguments {
+        return match steady(profile, secs, per_second).await {
+            Ok(outcome) => {
+                println!("{outcome}");
+                ExitCode::SUCCESS
+            }
+            Err(error) => {
+                eprintln!("the load failed: {error}");
+                ExitCode::FAILURE
+            }
+        };
+    }
     // What was started for it ends with what is dropped here.
     let measured = tokio::select! {
         measured = measure_requested(&arguments) => measured,
@@ -67,7 +81,7 @@ async fn bench() -> ExitCode {
         }
         None => {
             eprintln!(
-                "give nothing, or one of: rounds N, peers [ROUNDS], quick, runtimes, dead, large, waiting, size (both), growth [finished | under-way | nodes | output], neighbour, retention [N], saga [PART…], finished [N], watching [N]"
+                "give nothing, or one of: rounds N, peers [ROUNDS], quick, runtimes, dead, large, waiting, size (both), growth [finished | under-way | nodes | output], neighbour, retention [N], saga [PART…], finished [N], watching [N], steady PROFILE SECS PER_SECOND"
             );
             ExitCode::from(2)
         }
@@ -171,6 +185,14 @@ async fn neighbour() -> Result<Report, Box<dyn std::error::Error + Send + Sync>>
     let mut report = Report::new(machine::describe());
     neighbour::measure(&mut report).await?;
     Ok(report)
+}
+
+async fn steady(
+    profile: &str,
+    secs: &str,
+    per_second: &str,
+) -> Result<String, Box<dyn std::error::Error + Send + Sync>> {
+    steady::measure(profile.as_ref(), secs.parse()?, per_second.parse()?).await
 }
 
 async fn retention(

@@ -31,11 +31,12 @@ end
 local function bytes_of_flow(flow, caller, first, count)
   local key = own('flow:' .. flow)
   local carriers, bytes = key .. ':messages', ENTRIES_BYTES
-  for _, part in ipairs({'', ':nodes', ':signals', ':messages', ':inputs'}) do bytes = bytes + bytes_of(key .. part) end
+  for _, part in ipairs({'', ':nodes', ':signals', ':messages'}) do bytes = bytes + bytes_of(key .. part) end
   local messages = redis.call('SRANDMEMBER', carriers, MESSAGES_MAX)
   local of_messages, of_nodes, nodes = 0, 0, 0
   for _, message in ipairs(messages) do of_messages = of_messages + bytes_of(message) end
-  if #messages > 0 then bytes = bytes + of_messages * redis.call('SCARD', carriers) / #messages end
+  local all = #messages < MESSAGES_MAX and #messages or redis.call('SCARD', carriers)
+  if #messages > 0 then bytes = bytes + of_messages * all / #messages end
   for n = 0, count - 1, math.max(1, math.ceil(count / NODES_MAX)) do
     of_nodes, nodes = of_nodes + bytes_of_node(flow, caller, string.format('%.0f', first + n)), nodes + 1
   end
