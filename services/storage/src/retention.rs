@@ -248,13 +248,13 @@ impl TenantStore {
         if next()?.uint()? == 0 {
             return Ok(0);
         }
-        let settled_before = next()?.texts()?.into_iter().next().unwrap_or_else(|| "0".to_owned());
+        let settled_by = next()?.texts()?.into_iter().next().unwrap_or_else(|| "0".to_owned());
         let mut removed = 0;
         loop {
             let begun = Instant::now();
             let touched = scripts::EXPIRE_MESSAGES.keys([("letters_done", &done)]);
             let change = self.begin(&scripts::EXPIRE_MESSAGES, &touched, None, now).named(kv::named![
-                settled_before: &settled_before,
+                settled_by: &settled_by,
                 messages_max: bounds.messages_done_max,
                 most: MESSAGES_REMOVED,
             ]);
