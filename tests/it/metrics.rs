@@ -4,14 +4,28 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use testkit::pages::read;
+use testkit::wait_until_blocking;
 
 use crate::specs::shipped_code;
-use crate::suite::{Up, get, stderr, stdout};
+use crate::suite::{PATIENCE, Up, flow_file, get, metric, stderr, stdout};
 
 const PAGE: &str = "specs/metrics.md";
 /// Two jobs, one of which fails.
 const FLOW: &str = "name: ends\njobs:\n  works: { script_type: shell, script: \"true\" }\n  \
     fails: { script_type: shell, script: \"false\" }\n";
+
+/// Lines of `/metrics` after that flow, which met no other: what was measured of it on its road, and what is left.
+const ROAD: [&str; 9] = [
+    "mycora_call_duration_seconds_count{code=\"OK\",method=\"mycora.v1.FlowService/SubmitFlow\"} 1",
+    "mycora_scheduler_submit_to_start_seconds_count 1",
+    "mycora_scheduler_queue_wait_seconds_count{type=\"shell\"} 2",
+    "mycora_scheduler_run_seconds_count{type=\"shell\"} 2",
+    "mycora_scheduler_unsuccessful_nodes_total{reason=\"EXIT_CODE\",state=\"failed\"} 1",
+    "mycora_scheduler_nodes{state=\"running\"} 0",
+    "mycora_scheduler_lease_held 1",
+    "mycora_supervisor_queue_wait_seconds_count{type=\"shell\"} 2",
+    "mycora_supervisor_run_seconds_count{type=\"shell\"} 2",
+];
 
 /// A metric: whether it counts or shows, and the labels that it is told apart by.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -80,6 +94,23 @@ fn every_metric_of_a_suite_is_documented_with_its_kind_and_its_labels() {
 
 fn path(file: &Path) -> &str {
     file.to_str().expect("a plain path")
+}
+
+#[test]
+fn a_flow_is_measured_on_its_road() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = flow_file(dir.path(), FLOW);
+    let up = Up::start(&dir.path().join("data"), &[]);
+    stdout(&up.mycora(&["flow", "submit", "--watch", &file]), 1);
+    let ops = up.port() + 100;
+    let is_measured = |expected: &str| get(up.dir(), ops, "/metrics").lines().any(|line| line == expected);
+    for line in ROAD {
+        wait_until_blocking(|| is_measured(line).then_some(()), PATIENCE, line);
+    }
+    for name in ["mycora_scheduler_commit_seconds_count", "mycora_router_delivery_seconds_count"] {
+        assert!(metric(up.dir(), ops, name) > 0.0, "{name}");
+    }
+    up.stop();
 }
 
 #[test]

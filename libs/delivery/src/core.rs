@@ -255,10 +255,20 @@ impl Core {
         }
         self.send_opaque(now);
         self.settle_arrived(now);
-        let held = self.messages.len() + self.opaque_messages.len();
-        self.metrics.held.set(i64::try_from(held).unwrap_or(i64::MAX));
-        self.metrics.reports_open.set(i64::try_from(self.reports.len()).unwrap_or(i64::MAX));
+        self.show();
         std::mem::take(&mut self.effects)
+    }
+
+    /// Shows in the metrics what is held, what is under way and what waits.
+    fn show(&self) {
+        let held = self.messages.len() + self.opaque_messages.len();
+        let oldest = self.messages.first_key_value().map_or(0, |(_, message)| message.created_millis / 1000);
+        self.metrics.held.set(whole(held));
+        self.metrics.under_way.set(whole(self.queue.under_way()));
+        self.metrics.opaque_under_way.set(whole(self.opaque_messages.under_way()));
+        self.metrics.windows_full.set(whole(self.queue.full_windows()));
+        self.metrics.oldest_message.set(i64::try_from(oldest).unwrap_or(i64::MAX));
+        self.metrics.reports_open.set(whole(self.reports.len()));
     }
 
     /// When [`Input::Due`] is wanted.
@@ -305,6 +315,7 @@ impl Core {
         let created = Timestamp::from_millis(message.created_millis);
         message.is_fresh =
             created >= self.settings.started + CLOCKS_DIFFER_MAX && wall.since(created) < FRESH_AGE;
+        message.made_at = now.checked_sub(wall.since(created));
         self.numbers += 1;
         let number = self.numbers;
         self.timers.extend(deadline.map(|at| (at, number, DeliveryTimerKind::Deadline)));
@@ -386,6 +397,8 @@ impl Core {
         }
         self.queue.finished(&message.route, message.window_nodes);
         if message.nodes.is_empty() {
+            let made_at = message.made_at.take();
+            self.metrics.delivered(made_at.map(|made_at| now.saturating_duration_since(made_at)));
             self.settle_if_through(number);
             return;
         }
@@ -527,6 +540,11 @@ impl Core {
             }
         }
     }
+}
+
+/// A number of messages or reports, for a gauge.
+fn whole(count: usize) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
 }
 
 fn settlement(name: &MessageName, error: String) -> wire::Settlement {

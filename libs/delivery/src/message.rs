@@ -46,6 +46,8 @@ pub struct NodeMessage {
     pub window_nodes: usize,
     /// When it was made.
     pub created_millis: u64,
+    /// When it was made, by the clock of this process; absent before that clock begins, and once the delivery was measured.
+    pub made_at: Option<Instant>,
     /// Until when it has to be accepted.
     pub deadline: Option<Instant>,
     /// Where the message was sent last: the nodes that are left of it may have arrived there all the same.
@@ -117,6 +119,7 @@ impl NodeMessage {
             nodes,
             parts: BTreeMap::new(),
             created_millis,
+            made_at: None,
             deadline,
             sent_to: None,
             is_fresh: false,

@@ -187,6 +187,12 @@ impl OpaqueMessages {
         self.messages.is_empty()
     }
 
+    /// How many are under way.
+    #[must_use]
+    pub const fn under_way(&self) -> usize {
+        self.queue.under_way()
+    }
+
     /// Takes one over under a number of its own.
     pub fn take(&mut self, number: MessageNumber, message: OpaqueMessage) {
         self.timers.insert((message.deadline, number, OpaqueTimerKind::Deadline));

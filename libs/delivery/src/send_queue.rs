@@ -30,11 +30,13 @@ pub struct FairQueue<D> {
     /// Contexts with something waiting, the next in turn first, each with its destinations in turn.
     turns: VecDeque<(ContextId, VecDeque<D>)>,
     under_way: usize,
+    /// Lanes whose window holds back what waits in them.
+    full: usize,
 }
 
 impl<D> Default for FairQueue<D> {
     fn default() -> Self {
-        Self { lanes: HashMap::new(), turns: VecDeque::new(), under_way: 0 }
+        Self { lanes: HashMap::new(), turns: VecDeque::new(), under_way: 0, full: 0 }
     }
 }
 
@@ -49,13 +51,25 @@ impl RouteQueue {
     fn has_room(&self, nodes: usize) -> bool {
         self.messages == 0 || (self.messages < LANE_MESSAGES_MAX && self.nodes + nodes <= LANE_NODES_MAX)
     }
+
+    /// Returns true when the next message waits because the window has no room for it.
+    fn is_full(&self) -> bool {
+        self.waiting.front().is_some_and(|(_, nodes)| !self.has_room(*nodes))
+    }
+
+    /// Changes the lane, and keeps `full`, the number of lanes that are full.
+    fn change(&mut self, full: &mut usize, edit: impl FnOnce(&mut Self)) {
+        let before = self.is_full();
+        edit(self);
+        *full = *full + usize::from(self.is_full()) - usize::from(before);
+    }
 }
 
 impl<D: Clone + Eq + Hash> FairQueue<D> {
     /// Lets a message wait for its turn.
     pub fn push(&mut self, key: DeliveryRoute<D>, message: MessageNumber, nodes: usize) {
         let lane = self.lanes.entry(key.clone()).or_default();
-        lane.waiting.push_back((message, nodes));
+        lane.change(&mut self.full, |lane| lane.waiting.push_back((message, nodes)));
         if lane.waiting.len() == 1 {
             match self.turns.iter_mut().find(|(context, _)| *context == key.0) {
                 Some((_, destinations)) => destinations.push_back(key.1),
@@ -68,7 +82,7 @@ impl<D: Clone + Eq + Hash> FairQueue<D> {
     pub fn remove(&mut self, key: &DeliveryRoute<D>, message: MessageNumber) {
         if let Some(lane) = self.lanes.get_mut(key) {
             // The turn of a lane that is empty now ends when it comes.
-            lane.waiting.retain(|(waiting, _)| *waiting != message);
+            lane.change(&mut self.full, |lane| lane.waiting.retain(|(waiting, _)| *waiting != message));
         }
     }
 
@@ -76,12 +90,26 @@ impl<D: Clone + Eq + Hash> FairQueue<D> {
     pub fn finished(&mut self, key: &DeliveryRoute<D>, nodes: usize) {
         self.under_way = self.under_way.saturating_sub(1);
         if let Some(lane) = self.lanes.get_mut(key) {
-            lane.messages = lane.messages.saturating_sub(1);
-            lane.nodes = lane.nodes.saturating_sub(nodes);
+            lane.change(&mut self.full, |lane| {
+                lane.messages = lane.messages.saturating_sub(1);
+                lane.nodes = lane.nodes.saturating_sub(nodes);
+            });
             if lane.messages == 0 && lane.waiting.is_empty() && !self.has_turn(key) {
                 self.lanes.remove(key);
             }
         }
+    }
+
+    /// How many messages are under way, of [`MESSAGES_MAX`].
+    #[must_use]
+    pub const fn under_way(&self) -> usize {
+        self.under_way
+    }
+
+    /// How many lanes have messages that wait because their window is full.
+    #[must_use]
+    pub const fn full_windows(&self) -> usize {
+        self.full
     }
 
     /// Takes what may be sent now: rounds of one message for each context, while there is room. `open`
@@ -131,9 +159,11 @@ impl<D: Clone + Eq + Hash> FairQueue<D> {
                 destinations.push_back(key.1);
                 continue;
             }
-            lane.waiting.pop_front();
-            lane.messages += 1;
-            lane.nodes += nodes;
+            lane.change(&mut self.full, |lane| {
+                lane.waiting.pop_front();
+                lane.messages += 1;
+                lane.nodes += nodes;
+            });
             self.under_way += 1;
             if !lane.waiting.is_empty() {
                 destinations.push_back(key.1.clone());
@@ -182,10 +212,17 @@ mod tests {
         let taken = numbers(lanes.take(|_| true));
         assert_eq!(taken.len(), LANE_MESSAGES_MAX + 1);
         assert!(taken.contains(&100), "a large message goes alone");
+        assert_eq!((lanes.under_way(), lanes.full_windows()), (LANE_MESSAGES_MAX + 1, 2));
         lanes.finished(&lane(1, 1), 1);
+        assert_eq!(lanes.full_windows(), 1, "the next message has room");
         assert_eq!(numbers(lanes.take(|_| true)), [8]);
         lanes.finished(&lane(1, 2), 5000);
         assert_eq!(numbers(lanes.take(|_| true)), [101]);
+        assert_eq!((lanes.under_way(), lanes.full_windows()), (LANE_MESSAGES_MAX + 1, 1));
+        for message in 9..20 {
+            lanes.remove(&lane(1, 1), message);
+        }
+        assert_eq!(lanes.full_windows(), 0, "nothing waits any more");
     }
 
     #[test]

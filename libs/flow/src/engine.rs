@@ -41,8 +41,8 @@ use model::{
 use self::pass::Pass;
 use self::prerequisites::PrerequisiteState;
 pub use self::step::{
-    ChangedNode, Destinations, Dispatch, EngineInputQueue, FlowEngineInput, FlowStepOutput, NoDestination,
-    NodeTransition, PlacementRequest, RefusedTransition, StaleReport, StepEnvironment, Stop,
+    AttemptTimes, ChangedNode, Destinations, Dispatch, EngineInputQueue, FlowEngineInput, FlowStepOutput,
+    NoDestination, NodeTransition, PlacementRequest, RefusedTransition, StaleReport, StepEnvironment, Stop,
 };
 use self::timers::NodeTimers;
 use crate::graph::{Graph, NodeIndex};
@@ -137,22 +137,44 @@ struct UnplacedNodes {
     to_try: BTreeSet<u32>,
 }
 
+/// Nodes that wait for a runner, or are at one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ActiveNodes {
+    /// Nodes that are READY.
+    pub ready: usize,
+    /// Nodes that are DISPATCHED.
+    pub dispatched: usize,
+    /// Nodes that are RUNNING.
+    pub running: usize,
+}
+
 /// How many nodes stand where.
 #[derive(Debug, Default)]
 struct EngineNodeCounts {
     /// Nodes that have not ended.
     open: usize,
-    ready: usize,
-    in_flight: usize,
+    active: ActiveNodes,
 }
 
 impl EngineNodeCounts {
     fn of(nodes: &[FlowNode]) -> Self {
-        let count = |which: fn(NodeState) -> bool| nodes.iter().filter(|node| which(node.state)).count();
-        Self {
-            open: count(|state| !state.is_end()),
-            ready: count(|state| state == NodeState::Ready),
-            in_flight: count(is_in_flight),
+        let mut counts = Self::default();
+        for node in nodes {
+            counts.open += usize::from(!node.state.is_end());
+            if let Some(count) = counts.active_mut(node.state) {
+                *count += 1;
+            }
+        }
+        counts
+    }
+
+    /// The count of active nodes in this state; nothing for a state that is not active.
+    fn active_mut(&mut self, state: NodeState) -> Option<&mut usize> {
+        match state {
+            NodeState::Ready => Some(&mut self.active.ready),
+            NodeState::Dispatched => Some(&mut self.active.dispatched),
+            NodeState::Running => Some(&mut self.active.running),
+            _ => None,
         }
     }
 
@@ -160,8 +182,12 @@ impl EngineNodeCounts {
     fn moved(&mut self, from: NodeState, to: NodeState) {
         let one = usize::from;
         self.open = self.open + one(!to.is_end()) - one(!from.is_end());
-        self.ready = self.ready + one(to == NodeState::Ready) - one(from == NodeState::Ready);
-        self.in_flight = self.in_flight + one(is_in_flight(to)) - one(is_in_flight(from));
+        if let Some(count) = self.active_mut(to) {
+            *count += 1;
+        }
+        if let Some(count) = self.active_mut(from) {
+            *count -= 1;
+        }
     }
 }
 
@@ -405,6 +431,12 @@ impl Engine {
         self.flow.status.is_end()
     }
 
+    /// How many nodes wait for a runner, or are at one.
+    #[must_use]
+    pub const fn active_nodes(&self) -> ActiveNodes {
+        self.counts.active
+    }
+
     /// Every attempt that is under way: what a new owner reconciles, and what
     /// is lost with a supervisor.
     pub fn in_flight(&self) -> impl Iterator<Item = InFlightAttempt> + '_ {
@@ -428,8 +460,7 @@ impl Engine {
 
     /// Returns true if only time, a signal or another flow can make the flow go on.
     fn rests(&self) -> bool {
-        let EngineNodeCounts { ready, in_flight, .. } = self.counts;
-        self.is_started() && ready == 0 && in_flight == 0 && self.kept.is_empty()
+        self.is_started() && self.active_nodes() == ActiveNodes::default() && self.kept.is_empty()
     }
 
     /// Returns true if the node's attempt in flight was cancelled or has expired.

@@ -23,9 +23,9 @@ pub mod transition;
 
 pub use condition::{Condition, ConditionError};
 pub use engine::{
-    ChangedNode, Destinations, Dispatch, Engine, EngineInputQueue, FlowEngineInput, FlowStepOutput,
-    InFlightAttempt, NoDestination, NodeTransition, PlacementRequest, RefusedTransition, StaleReport,
-    StepEnvironment, Stop, StoredNode,
+    ActiveNodes, AttemptTimes, ChangedNode, Destinations, Dispatch, Engine, EngineInputQueue,
+    FlowEngineInput, FlowStepOutput, InFlightAttempt, NoDestination, NodeTransition, PlacementRequest,
+    RefusedTransition, StaleReport, StepEnvironment, Stop, StoredNode,
 };
 pub use graph::{Graph, NodeIndex, suggestion};
 pub use plan::{Plan, ResultRef, WhenClause, check_request};

@@ -72,6 +72,12 @@ macro_rules! reason_codes {
             pub const fn as_str(self) -> &'static str {
                 match self { $(Self::$name => $text),+ }
             }
+
+            /// Place of the code in [`ReasonCode::ALL`], for tables with a row for each code.
+            #[must_use]
+            pub const fn index(self) -> usize {
+                self as usize
+            }
         }
     };
 }
@@ -163,5 +169,17 @@ impl FromStr for ReasonCode {
             .copied()
             .find(|known| known.as_str() == text)
             .ok_or_else(|| ParseIdError { kind: "reason", text: text.chars().take(80).collect() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_code_has_its_place_among_all() {
+        for (place, code) in ReasonCode::ALL.iter().enumerate() {
+            assert_eq!(code.index(), place, "{code:?}");
+        }
     }
 }

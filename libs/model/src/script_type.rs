@@ -48,6 +48,12 @@ impl ScriptType {
             Self::Sal => "sal",
         }
     }
+
+    /// Place of the type in [`ScriptType::ALL`], for tables with a row for each type.
+    #[must_use]
+    pub const fn index(self) -> usize {
+        self as usize
+    }
 }
 
 impl fmt::Display for ScriptType {
@@ -63,5 +69,17 @@ impl FromStr for ScriptType {
             .into_iter()
             .find(|known| known.as_str() == text)
             .ok_or_else(|| UnknownScriptType(text.chars().take(80).collect()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_type_has_its_place_among_all() {
+        for (place, kind) in ScriptType::ALL.into_iter().enumerate() {
+            assert_eq!(kind.index(), place, "{kind}");
+        }
     }
 }

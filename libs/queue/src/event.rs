@@ -53,6 +53,9 @@ pub enum QueueEventKind {
         instance: String,
         /// By the clock of the supervisor's Redis.
         time: Timestamp,
+        /// When it was accepted, by the same clock; absent where its start is told again.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        queued_time: Option<Timestamp>,
     },
     /// The attempt printed something.
     Log(LogChunk),

@@ -1,12 +1,13 @@
 //! Layers that every call passes on its way to a handler and back, in this order: the mesh's statement; its id and its
-//! headers; the lookup of the method; room; its deadline; who the caller is and whether it may; the handler; and on
-//! the way back the form of the answer.
+//! headers; the lookup of the method, from which its duration counts; room; its deadline; who the caller is and whether it may;
+//! the handler; and on the way back the form of the answer.
 
 pub(crate) mod actor_limits;
 pub(crate) mod admission;
 pub(crate) mod answer;
 pub(crate) mod authenticate;
 pub(crate) mod budget;
+pub(crate) mod call_timer;
 pub(crate) mod deadline;
 pub(crate) mod fair_share;
 pub(crate) mod load_shedder;
@@ -39,11 +40,12 @@ use crate::gate::admission::Admission;
 use crate::gate::answer::{RpcActiveCall, unknown_method};
 use crate::gate::authenticate::VerifiedCaller;
 use crate::gate::budget::{BudgetAccount, BytesPermit, MessageBudget};
+use crate::gate::call_timer::CallTimer;
 use crate::gate::deadline::{Deadline, RpcCallContext};
 use crate::gate::fair_share::{FairShareScheduler, FairShareSlot};
 use crate::gate::load_shedder::{CallerClass, LoadShedder, RpcCallPermit};
 use crate::gate::metered_answer::MeteredAnswerBody;
-use crate::gate::methods::{Methods, RpcMethodKind, RpcMethodLookup};
+use crate::gate::methods::{Methods, RpcMethodKind};
 use crate::gate::request_headers::{RequestIdHeader, bound_headers};
 use crate::gate::revocable::end_on_revocation;
 use crate::metrics::Metrics;
@@ -130,11 +132,8 @@ impl Service<Request<Body>> for Gate {
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
         mesh::resolve_caller(&mut request);
         let path = request.uri().path().to_owned();
-        let shape = match self.layers.methods.find(&path) {
-            RpcMethodLookup::Method(shape) => Some(shape),
-            RpcMethodLookup::Undescribed => Some(RpcMethodKind::Stream),
-            RpcMethodLookup::Nothing => None,
-        };
+        let method = self.layers.methods.find(&path);
+        let (shape, timer) = (method.kind(), CallTimer::start(self.layers.methods.durations(method)));
         let deadline = Deadline::from_headers(request.headers(), shape.and_then(RpcMethodKind::timeout));
         let ambient = RpcCallContext { deadline, request_id: RequestIdHeader::of(request.headers()) };
         let span = tracing::info_span!("call", method = path, request_id = ambient.request_id.as_str());
@@ -144,7 +143,11 @@ impl Service<Request<Body>> for Gate {
         let mut answering = RpcActiveCall { path, ambient, span, metrics, permit: None, open_call };
         match received {
             Ok(place) => answering.permit = place,
-            Err(error) => return Box::pin(std::future::ready(Ok(answering.refuse(error)))),
+            Err(error) => {
+                let answer = answering.refuse(error);
+                timer.answered(answer.headers());
+                return Box::pin(std::future::ready(Ok(answer)));
+            }
         }
         if let Some(deadline) = deadline {
             request.extensions_mut().insert(deadline);
@@ -155,16 +158,16 @@ impl Service<Request<Body>> for Gate {
         let handling = answering.ambient.scope(handling).instrument(answering.span.clone());
         Box::pin(async move {
             let handled = match deadline {
-                Some(deadline) => match tokio::time::timeout_at(deadline.0, handling).await {
-                    Ok(handled) => handled,
-                    Err(_) => return Ok(answering.too_late()),
-                },
-                None => handling.await,
+                Some(deadline) => tokio::time::timeout_at(deadline.0, handling).await,
+                None => Ok(handling.await),
             };
-            Ok(match handled {
-                Ok(answer) => answering.wrap(answer, is_stream),
-                Err(error) => answering.refuse(error),
-            })
+            let answer = match handled {
+                Ok(Ok(answer)) => answering.wrap(answer, is_stream),
+                Ok(Err(error)) => answering.refuse(error),
+                Err(_) => answering.too_late(),
+            };
+            timer.answered(answer.headers());
+            Ok(answer)
         })
     }
 }

@@ -1,6 +1,9 @@
 //! Metrics of serving.
 
-use prometheus::{IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry};
+use prometheus::{HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry};
+
+/// Bounds of the durations of calls, in seconds. A call may take a minute, unless its method has a timeout of its own.
+const CALL_SECONDS: [f64; 12] = [0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0];
 
 /// Counters of one mount, over every way to it. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -13,6 +16,7 @@ pub struct Metrics {
     pub(crate) shed: IntCounterVec,
     pub(crate) unread_answers_cut: IntCounter,
     pub(crate) deadlines_passed: IntCounter,
+    pub(crate) call_seconds: HistogramVec,
 }
 
 impl Metrics {
@@ -61,6 +65,15 @@ impl Metrics {
                 "mycora_deadlines_passed_total",
                 "Calls that were ended at their deadline",
             ),
+            call_seconds: HistogramVec::new(
+                HistogramOpts::new(
+                    "mycora_call_duration_seconds",
+                    "Time from the receipt of a call to its answer, by method and code; streams are left out",
+                )
+                .buckets(CALL_SECONDS.to_vec()),
+                &["method", "code"],
+            )
+            .expect("the name, the labels and the bounds are well formed"),
         }
     }
 
@@ -76,7 +89,8 @@ impl Metrics {
         registry.register(Box::new(self.message_bytes.clone()))?;
         registry.register(Box::new(self.shed.clone()))?;
         registry.register(Box::new(self.unread_answers_cut.clone()))?;
-        registry.register(Box::new(self.deadlines_passed.clone()))
+        registry.register(Box::new(self.deadlines_passed.clone()))?;
+        registry.register(Box::new(self.call_seconds.clone()))
     }
 }
 

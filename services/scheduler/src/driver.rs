@@ -19,7 +19,7 @@ mod tests;
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use flow::engine::{Engine, FlowEngineInput};
 use model::{
@@ -133,7 +133,8 @@ pub(crate) struct Driver {
     store: FlowStoreClient,
     handle: Handle,
     commits: CommitSender,
-    committing: HashMap<String, FlowKey>,
+    /// Commits under way by their ids, each with its flow and when it was sent.
+    committing: HashMap<String, (FlowKey, Instant)>,
     /// Flows in memory.
     flows: HashMap<FlowKey, LoadedFlow>,
     /// Inputs of flows that are being stored with their first steps.
@@ -267,6 +268,7 @@ impl Driver {
             self.metrics.flows_owned.set(i64::try_from(self.flows.len()).unwrap_or(i64::MAX));
             self.metrics.commits_in_flight.set(i64::try_from(self.committing.len()).unwrap_or(i64::MAX));
             self.metrics.flows_asleep.set(i64::try_from(self.asleep.len()).unwrap_or(i64::MAX));
+            self.metrics.lease_held.set(i64::from(!self.replicas.is_empty()));
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
-use flow::engine::{Engine, EngineInputQueue, FlowEngineInput, Stop};
+use flow::engine::{ActiveNodes, Engine, EngineInputQueue, FlowEngineInput, Stop};
 use flow::graph::NodeIndex;
 use model::limits::STOP_GRACE_SECS;
 use model::{ContextId, ContextUid, FlowId, FlowUid, NodeReport, ReportKind, RunnerId, Timestamp};
@@ -60,6 +60,10 @@ pub struct LoadedFlow {
     committing: Vec<(FlowEngineInput, AckTarget)>,
     /// Runners of the attempts under way, to count them off when they end.
     pub placed: HashMap<NodeIndex, RunnerId>,
+    /// The flow's part in the metrics of active nodes.
+    pub active: ActiveNodes,
+    /// No script of the flow has started yet.
+    pub awaits_first_start: bool,
     /// Attempts to stop once the step that ended them is stored.
     pub stops: Vec<Stop>,
     /// Other flows that it waits for.
@@ -102,6 +106,8 @@ impl LoadedFlow {
             inputs: VecDeque::new(),
             committing: Vec::new(),
             placed: HashMap::new(),
+            active: ActiveNodes::default(),
+            awaits_first_start: false,
             stops: Vec::new(),
             awaited_flows: BTreeSet::new(),
             open_queries: 0,

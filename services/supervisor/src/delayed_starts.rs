@@ -67,8 +67,8 @@ mod tests {
     use crate::retry_queue::tests::{event, key, numbers};
 
     fn started(job: JobKey, number: u64) -> QueueEvent {
-        let kind =
-            QueueEventKind::Started { instance: "rhai:default:1".to_owned(), time: model::Timestamp::now() };
+        let (instance, time) = ("rhai:default:1".to_owned(), model::Timestamp::now());
+        let kind = QueueEventKind::Started { instance, time, queued_time: None };
         QueueEvent { kind, ..event(job, number) }
     }
 

@@ -1,6 +1,12 @@
 //! Metrics of the supervisor.
 
+mod job_metrics;
+
+use std::sync::Arc;
+
 use prometheus::{IntCounter, IntCounterVec, IntGauge, Opts, Registry};
+
+use self::job_metrics::JobMetrics;
 
 /// The supervisor's counters, under `/metrics`.
 #[derive(Debug, Clone)]
@@ -40,6 +46,8 @@ pub struct Metrics {
     pub log_bytes: IntGauge,
     /// Bytes of logs that were read back.
     pub log_bytes_read: IntCounter,
+    /// Waits and runs of jobs, and slots.
+    pub(crate) jobs: Arc<JobMetrics>,
     foreign: IntCounterVec,
     policies_read: IntCounterVec,
 }
@@ -47,84 +55,56 @@ pub struct Metrics {
 impl Metrics {
     /// Registers them.
     pub(crate) fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
-        let name = |name: &str| format!("mycora_supervisor_{name}");
-        let metrics = Self {
-            accepted: IntCounter::new(name("accepted_total"), "Attempts put into a queue")?,
-            repeated: IntCounter::new(name("repeated_total"), "Attempts that were known already")?,
-            refused: IntCounterVec::new(
-                Opts::new(name("refused_total"), "Attempts refused, by reason"),
-                &["reason"],
-            )?,
-            events_answered: IntCounter::new(
-                name("events_answered_total"),
-                "Events that a coordinator has answered",
-            )?,
-            events_waiting: IntGauge::new(name("events_waiting"), "Events that wait for a coordinator")?,
-            instances: IntGauge::new(name("instances"), "Live instances")?,
-            queued: IntGauge::new(name("queued"), "Jobs that wait in queues")?,
-            contexts_dropped: IntCounter::new(
-                name("contexts_dropped_total"),
-                "Contexts that were forgotten",
-            )?,
-            attempts_forgotten: IntCounter::new(
-                name("attempts_forgotten_total"),
+        let counter = |name: &str, help: &str| -> Result<IntCounter, prometheus::Error> {
+            let counter = IntCounter::new(format!("mycora_supervisor_{name}_total"), help)?;
+            registry.register(Box::new(counter.clone()))?;
+            Ok(counter)
+        };
+        let counters = |name: &str, help: &str, label: &str| -> Result<IntCounterVec, prometheus::Error> {
+            let opts = Opts::new(format!("mycora_supervisor_{name}_total"), help);
+            let counters = IntCounterVec::new(opts, &[label])?;
+            registry.register(Box::new(counters.clone()))?;
+            Ok(counters)
+        };
+        let gauge = |name: &str, help: &str| -> Result<IntGauge, prometheus::Error> {
+            let gauge = IntGauge::new(format!("mycora_supervisor_{name}"), help)?;
+            registry.register(Box::new(gauge.clone()))?;
+            Ok(gauge)
+        };
+        Ok(Self {
+            accepted: counter("accepted", "Attempts put into a queue")?,
+            repeated: counter("repeated", "Attempts that were known already")?,
+            refused: counters("refused", "Attempts refused, by reason", "reason")?,
+            events_answered: counter("events_answered", "Events that a coordinator has answered")?,
+            events_waiting: gauge("events_waiting", "Events that wait for a coordinator")?,
+            instances: gauge("instances", "Live instances")?,
+            queued: gauge("queued", "Jobs that wait in queues")?,
+            contexts_dropped: counter("contexts_dropped", "Contexts that were forgotten")?,
+            attempts_forgotten: counter(
+                "attempts_forgotten",
                 "Attempts that were forgotten since their flows were removed",
             )?,
-            lost: IntCounter::new(name("lost_total"), "Attempts whose instance vanished")?,
-            drains: IntCounter::new(name("drains_total"), "Times that a drain was asked for")?,
-            draining: IntGauge::new(name("draining"), "1 while the machine is being drained")?,
-            processes_ended: IntCounter::new(
-                name("processes_ended_total"),
-                "Processes of vanished instances that were ended",
+            lost: counter("lost", "Attempts whose instance vanished")?,
+            drains: counter("drains", "Times that a drain was asked for")?,
+            draining: gauge("draining", "1 while the machine is being drained")?,
+            processes_ended: counter("processes_ended", "Processes of vanished instances that were ended")?,
+            blobs_evicted: counter("blobs_evicted", "Blobs that were removed for want of room")?,
+            blob_bytes: gauge("blob_bytes", "Bytes of blobs that are kept")?,
+            logs_removed: counter("logs_removed", "Logs that were removed in time")?,
+            log_bytes: gauge("log_bytes", "Bytes of logs that are kept")?,
+            log_bytes_read: counter("log_bytes_read", "Bytes of logs that were read back")?,
+            jobs: Arc::new(JobMetrics::new(registry)?),
+            foreign: counters(
+                "foreign",
+                "Jobs that others pushed into work queues, by what became of them",
+                "outcome",
             )?,
-            blobs_evicted: IntCounter::new(
-                name("blobs_evicted_total"),
-                "Blobs that were removed for want of room",
+            policies_read: counters(
+                "policies_read",
+                "Policy files read again, by what became of them",
+                "outcome",
             )?,
-            blob_bytes: IntGauge::new(name("blob_bytes"), "Bytes of blobs that are kept")?,
-            logs_removed: IntCounter::new(name("logs_removed_total"), "Logs that were removed in time")?,
-            log_bytes: IntGauge::new(name("log_bytes"), "Bytes of logs that are kept")?,
-            log_bytes_read: IntCounter::new(
-                name("log_bytes_read_total"),
-                "Bytes of logs that were read back",
-            )?,
-            foreign: IntCounterVec::new(
-                Opts::new(
-                    name("foreign_total"),
-                    "Jobs that others pushed into work queues, by what became of them",
-                ),
-                &["outcome"],
-            )?,
-            policies_read: IntCounterVec::new(
-                Opts::new(name("policies_read_total"), "Policy files read again, by what became of them"),
-                &["outcome"],
-            )?,
-        };
-        for collector in [
-            Box::new(metrics.accepted.clone()) as Box<dyn prometheus::core::Collector>,
-            Box::new(metrics.repeated.clone()),
-            Box::new(metrics.refused.clone()),
-            Box::new(metrics.events_answered.clone()),
-            Box::new(metrics.events_waiting.clone()),
-            Box::new(metrics.instances.clone()),
-            Box::new(metrics.queued.clone()),
-            Box::new(metrics.lost.clone()),
-            Box::new(metrics.contexts_dropped.clone()),
-            Box::new(metrics.attempts_forgotten.clone()),
-            Box::new(metrics.drains.clone()),
-            Box::new(metrics.draining.clone()),
-            Box::new(metrics.processes_ended.clone()),
-            Box::new(metrics.blobs_evicted.clone()),
-            Box::new(metrics.blob_bytes.clone()),
-            Box::new(metrics.logs_removed.clone()),
-            Box::new(metrics.log_bytes.clone()),
-            Box::new(metrics.log_bytes_read.clone()),
-            Box::new(metrics.foreign.clone()),
-            Box::new(metrics.policies_read.clone()),
-        ] {
-            registry.register(collector)?;
-        }
-        Ok(metrics)
+        })
     }
 
     /// Counts a refusal.

@@ -190,6 +190,7 @@ impl EventOutbox {
             if event.coordinator == OPERATOR {
                 // An operator's attempt has no coordinator: the event counts as acknowledged.
                 if self.shared.enter(&event) {
+                    self.supervisor.metrics.jobs.event(&event.kind);
                     // The event senders must go on meanwhile: the free place in the channel may be reserved for one of them.
                     let answered = self.answered.clone();
                     let _ = self.beside_senders(answered.send(vec![event])).await;
@@ -217,11 +218,13 @@ impl EventOutbox {
             self.work.push(event_sender.run(events).boxed());
             sender
         });
-        if let Err(full) = sender.try_send(event) {
-            let event = match full {
-                mpsc::error::TrySendError::Full(event) | mpsc::error::TrySendError::Closed(event) => event,
-            };
-            self.shared.leave(&event);
+        match sender.try_reserve() {
+            Ok(permit) => {
+                self.supervisor.metrics.jobs.event(&event.kind);
+                permit.send(event);
+            }
+            // Measured when it is read again.
+            Err(_) => self.shared.leave(&event),
         }
         self.supervisor.metrics.events_waiting.set(i64::try_from(self.shared.len()).unwrap_or(i64::MAX));
     }
@@ -527,7 +530,9 @@ async fn until(time: Option<Instant>) {
 
 fn to_wire(event: &QueueEvent) -> JobEvent {
     let kind = match event.kind.clone() {
-        QueueEventKind::Started { instance, time } => JobEventKind::Started { instance, time },
+        QueueEventKind::Started { instance, time, queued_time: _ } => {
+            JobEventKind::Started { instance, time }
+        }
         QueueEventKind::Log(LogChunk { offset, text, time }) => {
             JobEventKind::Log(JobOutput { offset, text, time })
         }

@@ -162,6 +162,7 @@ async fn look_once(
     supervisor.metrics.instances.set(i64::try_from(instances.len()).unwrap_or(i64::MAX));
     supervisor.metrics.queued.set(i64::try_from(queued).unwrap_or(i64::MAX));
     supervisor.metrics.draining.set(i64::from(draining));
+    supervisor.metrics.jobs.look(&instances, &queues);
     supervisor.external_workers.complete(&mut instances);
     let changed = supervisor.presence.set(instances, queued, draining);
     instance_loss::end(supervisor, &present, loss).await?;

@@ -3,10 +3,10 @@
 mod abandonment;
 mod forgetting;
 mod waiting;
+mod windows;
 
 use super::*;
 use crate::reconcile::{QUERY_TRIES, REPEAT_AFTER};
-use crate::send_queue::LANE_MESSAGES_MAX;
 use bytes::Bytes;
 use model::execution::Outcome;
 use model::id::Uid;
@@ -15,6 +15,7 @@ use proto::v1;
 
 struct Bench {
     core: Core,
+    registry: prometheus::Registry,
     now: Instant,
     wall: Timestamp,
 }
@@ -60,11 +61,13 @@ impl Bench {
     }
 
     fn with_patience(patience: Duration, millis: u64) -> Self {
-        let metrics = Metrics::new(&prometheus::Registry::new()).expect("nothing registered twice");
+        let registry = prometheus::Registry::new();
+        let metrics = Metrics::new(&registry).expect("nothing registered twice");
         let started = Timestamp::from_millis(millis);
         let settings = DeliverySettings { started, lost_after: LOST_AFTER, patience };
         let core = Core::new(metrics, Box::new(|| 0.5), settings);
-        let mut bench = Self { core, now: Instant::now(), wall: Timestamp::from_millis(1_000_000) };
+        let wall = Timestamp::from_millis(1_000_000);
+        let mut bench = Self { core, registry, now: Instant::now(), wall };
         bench.runner(1, true);
         bench.put(Input::GatewayUp);
         bench.put(Input::Schedulers(BTreeSet::from([SCHEDULER.to_owned()])));
@@ -558,27 +561,6 @@ fn what_is_no_execution_is_given_up_at_once() {
     let settled = bench.held(vec![bad]).settle;
     assert!(settled[0].error.contains("cannot be read"));
     assert!(bench.is_empty());
-}
-
-#[test]
-fn a_context_with_very_much_to_send_delays_another_by_one_window_at_most() {
-    const QUEUED: u32 = 10_000;
-    let mut bench = Bench::new();
-    let viewed = wire::ViewedRunner {
-        context_id: 2,
-        runner: Some(v1::Runner { id: 1, live: true, address: ADDRESS.into(), ..Default::default() }),
-    };
-    bench.put(Input::Runners(wire::WatchResponse {
-        runners: vec![viewed],
-        snapshot_end: false,
-        gone: Vec::new(),
-    }));
-    let first = bench.held((1..=QUEUED).map(|i| held(i, &[i])).collect()).deliver;
-    assert_eq!(first.len(), LANE_MESSAGES_MAX, "a window of the busy context is under way");
-    let single = wire::HeldMessage { context_id: 2, ..held(QUEUED + 1, &[QUEUED + 1]) };
-    let next = bench.held(vec![single]).deliver;
-    let contexts: Vec<u32> = next.iter().map(|delivery| delivery.context_id).collect();
-    assert_eq!(contexts, [2], "at once, beside the window that is under way");
 }
 
 #[test]

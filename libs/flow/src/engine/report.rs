@@ -10,6 +10,7 @@ use model::{AttemptEnd, FlowNode, NodeReport, NodeState, Reason, ReasonCode, Rep
 use super::expiry::note_unconfirmed;
 use super::is_in_flight;
 use super::pass::Pass;
+use super::step::AttemptTimes;
 use crate::graph::NodeIndex;
 use crate::json_size;
 use crate::retry::{self, AttemptFailure, RetryCounters, RetryVerdict};
@@ -137,7 +138,7 @@ impl Pass<'_, '_, '_> {
 
     fn started(&mut self, index: NodeIndex, instance: String, time: Timestamp) {
         let now = self.now;
-        self.apply(index, NodeTransitionEvent::Start, |node| {
+        let is_started = self.apply(index, NodeTransitionEvent::Start, |node| {
             // Another machine's clock must neither delay nor hasten the time limit,
             // and an end that follows a late report needs the time to arrive.
             let earliest = match node.policy.timeout {
@@ -147,6 +148,21 @@ impl Pass<'_, '_, '_> {
             node.start_time = Some(time.max(earliest).min(now));
             node.instance = Some(instance);
         });
+        let &FlowNode { dispatch_time, start_time, .. } = self.engine.node(index);
+        if let (true, Some(start_time)) = (is_started, start_time) {
+            self.step.times.push(AttemptTimes { node: index, dispatch_time, start_time, end_time: None });
+        }
+    }
+
+    /// Notes when the script of an attempt started and ended. When the script of a lost attempt ended is not known.
+    fn note_times(&mut self, index: NodeIndex, outcome: Outcome, ending: &AttemptClosure) {
+        let Some(start_time) = ending.start_time else { return };
+        let node = self.engine.node(index);
+        let dispatch_time = node.dispatch_time.filter(|_| node.state == NodeState::Dispatched);
+        let end_time = (outcome != Outcome::Lost).then_some(ending.end_time);
+        if dispatch_time.is_some() || end_time.is_some() {
+            self.step.times.push(AttemptTimes { node: index, dispatch_time, start_time, end_time });
+        }
     }
 
     /// The attempt ended, by the supervisor's word.
@@ -154,6 +170,7 @@ impl Pass<'_, '_, '_> {
         let ending = AttemptClosure::reported(&end, self.engine.node(index), self.now);
         let never_ran = end.is_disk_full_before_start();
         let AttemptEnd { outcome, exit_code, reason, result, outputs, .. } = end;
+        self.note_times(index, outcome, &ending);
         let reason = match (outcome, reason) {
             (Outcome::Succeeded, _) => {
                 let bytes = json_size::result(&result);
@@ -266,6 +283,7 @@ impl Pass<'_, '_, '_> {
         };
         match verdict {
             RetryVerdict::Again(wait) => {
+                self.step.retries.push(reason.code);
                 self.apply(index, NodeTransitionEvent::Retry, |node| {
                     next_attempt(node, now);
                     count(node);
@@ -288,6 +306,7 @@ impl Pass<'_, '_, '_> {
         if self.end_as_ordered(index, AttemptClosure::unstarted(now, true)).is_none() {
             return;
         }
+        self.step.retries.push(ReasonCode::Returned);
         self.apply(index, NodeTransitionEvent::Return, |node| {
             next_attempt(node, now);
             node.not_before_time = None;
@@ -317,6 +336,7 @@ impl Pass<'_, '_, '_> {
         let node = self.engine.node(index);
         let refusals = node.attempt.0.saturating_sub(1).saturating_sub(RetryCounters::of(node).sum());
         let wait = retry::after_refusal(refusals, (self.outside.jitter)());
+        self.step.retries.push(reason.code);
         self.apply(index, event, |node| {
             next_attempt(node, now);
             back_off(node, now, wait, reason);

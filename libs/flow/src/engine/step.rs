@@ -121,6 +121,10 @@ pub struct FlowStepOutput {
     pub due: Option<Timestamp>,
     /// Lost attempts, each as the reason code of its loss.
     pub losses: Vec<ReasonCode>,
+    /// Attempts that are tried again, each as the reason code of its end.
+    pub retries: Vec<ReasonCode>,
+    /// Starts and ends of scripts that the step has learned of, by the clocks of their supervisors.
+    pub times: Vec<AttemptTimes>,
     /// Reports that changed nothing.
     pub stale: Vec<StaleReport>,
     /// Set when reports that memory cannot explain are kept there: before acknowledging them, the owner must make
@@ -170,6 +174,19 @@ pub struct NodeTransition {
     pub reason: Option<Reason>,
     /// Attempts of this generation that did not succeed, as they are counted after it.
     pub spent: RetryCounters,
+}
+
+/// Times of an attempt, as far as one step has learned them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AttemptTimes {
+    /// The node.
+    pub node: NodeIndex,
+    /// When the attempt was dispatched; present if the step has learned of its start.
+    pub dispatch_time: Option<Timestamp>,
+    /// When its script started.
+    pub start_time: Timestamp,
+    /// When its script ended; absent while it runs, and for a lost attempt.
+    pub end_time: Option<Timestamp>,
 }
 
 /// Attempts that travel to one runner in one message.

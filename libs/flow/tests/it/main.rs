@@ -11,5 +11,6 @@ mod histories;
 mod large;
 mod losses;
 mod reference;
+mod times;
 mod waits;
 mod world;

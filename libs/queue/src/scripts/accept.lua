@@ -85,7 +85,7 @@ redis.call('ZADD', KEYS.jobs, '+inf', key)
 redis.call('SADD', QUEUES, queue)
 if taker then
   redis.call('HINCRBY', STATS .. queue, 'taken', 1)
-  tell_as(1, key, 'started', started_event(taker, time), coordinator, of.context_id, of.flow_id)
+  tell_as(1, key, 'started', started_event(taker, time, time), coordinator, of.context_id, of.flow_id)
   hand(taker, key, seq, time, of.job, of.script, of.grants or '')
   return {1, state}
 end

@@ -323,9 +323,10 @@ local function tell_to_stop(key, instance, grace)
   redis.call('EXPIRE', control, 86400)
 end
 
--- Returns the event of a job's start.
-local function started_event(instance, time)
-  return '{"kind":"started","instance":"' .. instance .. '","time":' .. time .. '}'
+-- Returns the event of a job's start. `queued_at` is when the job was accepted, absent where its start is told again.
+local function started_event(instance, time, queued_at)
+  local queued = queued_at and ',"queued_time":' .. queued_at or ''
+  return '{"kind":"started","instance":"' .. instance .. '","time":' .. time .. queued .. '}'
 end
 
 -- Returns the event of a job's end that its worker did not report.

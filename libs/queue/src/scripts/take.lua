@@ -59,7 +59,7 @@ local function claim(key, queue)
   if lines then leave_line(key, queue) end
   local job = JOB .. key
   local known = redis.call('HMGET', job, 'state', 'queue', 'seq', 'job', 'script', 'grants', 'legacy', 'old_hash',
-    'coordinator', 'caller', 'context_id', 'flow_id')
+    'coordinator', 'caller', 'context_id', 'flow_id', 'queued_at')
   if known[1] ~= 'queued' or known[2] ~= queue then
     return
   end
@@ -83,7 +83,7 @@ local function claim(key, queue)
   if known[8] and redis.call('EXISTS', known[8]) == 1 then
     redis.pcall('HSET', known[8], 'status', 'started', 'updated_at', read_clock()[1])
   end
-  tell_of(key, 'started', started_event(instance, time), known[9], known[11], known[12])
+  tell_of(key, 'started', started_event(instance, time, known[13]), known[9], known[11], known[12])
   taken[#taken + 1] = {key, time, known[4], known[5], known[6]}
 end
 

@@ -45,9 +45,10 @@ async fn a_job_goes_all_the_way() {
     let numbers: Vec<_> = seen.iter().map(|event| event.number).collect();
     assert_eq!(numbers, [1, 2, 3, 4]);
     assert!(seen.iter().all(|event| event.coordinator == COORDINATOR && event.origin.flow_id.0 == 7));
-    assert!(
-        matches!(&seen[0].kind, QueueEventKind::Started { instance, .. } if instance == "shell:default:1")
-    );
+    let QueueEventKind::Started { instance, time, queued_time: Some(queued) } = &seen[0].kind else {
+        panic!("{:?}", seen[0])
+    };
+    assert!(instance == "shell:default:1" && queued <= time, "{:?}", seen[0]);
     assert_eq!(seen[1].kind, QueueEventKind::Log(piece));
     assert_eq!(seen[2].kind, QueueEventKind::Log(last));
     assert_eq!(seen[3].kind, QueueEventKind::Ended(Box::new(end.end.clone())));

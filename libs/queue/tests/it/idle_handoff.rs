@@ -40,12 +40,14 @@ async fn what_comes_to_an_instance_with_nothing_to_do_is_its_own_at_once() {
     assert_eq!(taken[0].execution, execution(1));
     assert_eq!(worker.busy(), 1);
     worker.finish(&ending(taken[0].execution.job_key, Outcome::Succeeded)).await.expect("finished");
+    let mut queued = Vec::new();
     let kinds: Vec<_> = events(&mut bench.supervisor.events(), 3)
         .await
         .into_iter()
         .map(|event| match event.kind {
-            QueueEventKind::Started { time, .. } => {
+            QueueEventKind::Started { time, queued_time, .. } => {
                 assert_eq!(time, taken[0].started_at);
+                queued.push(queued_time);
                 "started"
             }
             QueueEventKind::Ended(_) => "ended",
@@ -53,6 +55,7 @@ async fn what_comes_to_an_instance_with_nothing_to_do_is_its_own_at_once() {
         })
         .collect();
     assert_eq!(kinds, ["started", "started", "ended"], "told again, since it was offered again");
+    assert_eq!(queued, [Some(taken[0].started_at), None], "it did not wait, and that is said once");
     for left in ["hero:handed:*", "hero:claims:*"] {
         assert_eq!(bench.keys(left), "*0\r\n", "{left}");
     }

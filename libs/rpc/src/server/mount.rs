@@ -168,7 +168,8 @@ impl MountBuilder {
         if !self.descriptors.is_empty() {
             self.routes = self.with_reflection()?;
         }
-        let (methods, metrics) = (self.methods()?, Metrics::new());
+        let metrics = Metrics::new();
+        let methods = self.methods(&metrics)?;
         let shed = LoadShedder::new(self.calls_max, metrics.clone());
         let admission = Admission::new(self.policy, self.directory, ActorCallLimiter::new(metrics.clone()));
         let turns = FairShareScheduler::new(metrics.clone());
@@ -177,12 +178,12 @@ impl MountBuilder {
         Ok(Mount { gate: Gate::new(self.routes, rooms), health })
     }
 
-    fn methods(&self) -> Result<Methods, MountError> {
+    fn methods(&self, metrics: &Metrics) -> Result<Methods, MountError> {
         let own = [tonic_health::pb::FILE_DESCRIPTOR_SET];
         let sets: Vec<_> = self.descriptors.iter().copied().chain(own).collect();
         let names = self.names.iter().copied().chain(OPEN_SERVICES);
-        let mut methods =
-            Methods::read(names, &sets).map_err(|error| MountError::Descriptors(error.to_string()))?;
+        let mut methods = Methods::read(names, &sets, &metrics.call_seconds)
+            .map_err(|error| MountError::Descriptors(error.to_string()))?;
         for (path, patience) in &self.patience {
             if !methods.set_timeout(path, *patience) {
                 return Err(MountError::Timeout { path: path.clone() });

@@ -3,6 +3,7 @@
 
 mod actors;
 mod answers;
+mod call_durations;
 mod calls;
 mod deadlines;
 mod health;

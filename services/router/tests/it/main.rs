@@ -166,6 +166,7 @@ struct Suite {
     submits: mpsc::UnboundedReceiver<Submit>,
     logs: mpsc::UnboundedReceiver<wire::AppendLogsRequest>,
     ready: tokio::sync::watch::Receiver<bool>,
+    metrics: prometheus::Registry,
     shutdown: CancellationToken,
     _servers: [LocalServer; 5],
 }
@@ -214,13 +215,14 @@ impl Suite {
         let schedulers: DialScheduler = Arc::new(move |replica| {
             Ok(if replica.address == "at-a" { to_scheduler.clone() } else { to_other.clone() })
         });
+        let metrics = prometheus::Registry::new();
         let deps = Deps {
             storage: to_storage,
             gateway: to_gateway,
             schedulers,
             registry: to_registry,
             clock: Arc::new(|| Timestamp::from_millis(1_000_000)),
-            metrics: &prometheus::Registry::new(),
+            metrics: &metrics,
         };
         let app = Config { name: "router-1".into(), ..Config::default() }.build(deps).expect("built");
         let (ready, shutdown) = (app.readiness().subscribe(), CancellationToken::new());
@@ -234,9 +236,17 @@ impl Suite {
             submits,
             logs,
             ready,
+            metrics,
             shutdown,
             _servers: [a, b, c, d, e],
         }
+    }
+
+    /// How many deliveries were measured.
+    fn measured(&self) -> u64 {
+        let families = self.metrics.gather();
+        let family = families.iter().find(|family| family.name() == "mycora_router_delivery_seconds");
+        family.expect("it is registered").get_metric()[0].get_histogram().get_sample_count()
     }
 
     async fn storage(&mut self) -> Link<wire::TakeRequest, wire::TakeResponse> {
@@ -341,8 +351,10 @@ async fn messages_go_out_and_reports_come_back() {
     storage.send(held(1)).await;
     let deliver = delivery(&mut gateway).await;
     assert_eq!((deliver.address.as_str(), deliver.nodes.len()), ("grpc://host-a:7706", 1));
+    assert_eq!(suite.measured(), 0, "no supervisor has answered");
     gateway.send(outcome(deliver.delivery_id, "")).await;
     assert_eq!(storage.receive().await, settled(1, ""));
+    assert_eq!(suite.measured(), 1);
 
     let sent_report = report(40, 2);
     gateway

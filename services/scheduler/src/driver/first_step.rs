@@ -72,6 +72,7 @@ impl Driver {
             return;
         }
         let (mut run, now) = (LoadedFlow::loading(uid), Timestamp::now());
+        run.awaits_first_start = true;
         run.push(FlowEngineInput::Wake, AckTarget::Nothing);
         let step = self.run_engine(&mut run, &mut engine, now);
         if step.more || engine.is_over() || !step.refused.is_empty() || !step.stops.is_empty() {
@@ -88,11 +89,11 @@ impl Driver {
     }
 
     /// Takes up a flow whose creation was answered; without numbers it is not stored here, or its fate is unknown.
-    pub(super) fn begun(&mut self, begun: ProvisionalFlow, stored: Option<AssignedFlowIds>) {
+    pub(super) fn begun(&mut self, mut begun: ProvisionalFlow, stored: Option<AssignedFlowIds>) {
         let early = self.early.remove(&begun.run.uid).unwrap_or_default();
         match stored {
             Some(stored) if begun.epoch == self.ids.epoch() && !self.replicas.is_empty() => {
-                self.count(&begun.step);
+                self.count(&mut begun.run, &begun.engine, &begun.step);
                 self.metrics.commits.inc();
                 self.take_up(begun, stored);
             }

@@ -1,7 +1,7 @@
 //! Flows come into memory and leave it.
 
-use flow::engine::{Engine, FlowEngineInput};
-use model::{FlowId, FlowInput, FlowStatus, FlowUid, Timestamp};
+use flow::engine::{ActiveNodes, Engine, FlowEngineInput};
+use model::{Attempt, FlowId, FlowInput, FlowStatus, FlowUid, Generation, Timestamp};
 
 use super::step::stop_command;
 use super::{Driver, SchedulerEvent};
@@ -248,6 +248,8 @@ impl Driver {
         };
         run.context_uid = Some(context_uid);
         run.last_commit = last_commit;
+        run.awaits_first_start = awaits_first_start(&engine);
+        self.metrics.set_active(&mut run.active, engine.active_nodes());
         for (node, runner) in engine.in_flight().filter_map(|attempt| Some((attempt.node, attempt.runner?))) {
             self.load.add(key.0, runner);
             run.placed.insert(node, runner);
@@ -382,7 +384,14 @@ impl Driver {
         for (_, runner) in run.placed.drain() {
             self.load.remove(key.0, runner);
         }
+        self.metrics.set_active(&mut run.active, ActiveNodes::default());
     }
+}
+
+/// Returns true for a flow that was not run before, and none of whose attempts has started or ended.
+fn awaits_first_start(engine: &Engine) -> bool {
+    engine.flow().generation == Generation(1)
+        && engine.nodes().iter().all(|node| node.attempt == Attempt(1) && node.start_time.is_none())
 }
 
 fn engine_input(input: FlowInput) -> FlowEngineInput {

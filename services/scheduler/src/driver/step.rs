@@ -1,5 +1,7 @@
 //! One step of one flow, and the answer to its commit.
 
+use std::time::Instant;
+
 use flow::engine::{
     Destinations, Engine, FlowStepOutput, NoDestination, PlacementRequest, StepEnvironment, Stop,
 };
@@ -41,7 +43,7 @@ impl Driver {
                 break;
             }
             let mut step = self.run_engine(&mut run, &mut engine, now);
-            self.count(&step);
+            self.count(&mut run, &engine, &step);
             self.set_due(key, &mut run, step.due);
             self.query_flows(key, &mut run, std::mem::take(&mut step.flow_queries));
             run.stops.append(&mut step.stops);
@@ -104,7 +106,7 @@ impl Driver {
             return None;
         }
         let id = commit.commit_id.clone();
-        self.committing.insert(id.clone(), key);
+        self.committing.insert(id.clone(), (key, Instant::now()));
         self.commits.send(commit);
         Some(FlowPhase::Committing(engine, id))
     }
@@ -157,18 +159,30 @@ impl Driver {
             tracing::error!(flow = %engine.flow().id, error = %refused.error, "an illegal transition was refused");
         }
         count_off(run, &mut self.load, engine, &step);
+        self.metrics.set_active(&mut run.active, engine.active_nodes());
         step
     }
 
     /// Counts what a step has changed.
-    pub(super) fn count(&self, step: &FlowStepOutput) {
+    pub(super) fn count(&self, run: &mut LoadedFlow, engine: &Engine, step: &FlowStepOutput) {
         self.metrics.stale_reports.inc_by(step.stale.len() as u64);
         for code in &step.losses {
             self.metrics.lost(*code);
         }
+        for code in &step.retries {
+            self.metrics.retried(*code);
+        }
         for change in &step.changed {
             for transition in &change.transitions {
-                self.metrics.transition(transition.to);
+                self.metrics.transition(transition);
+            }
+        }
+        for times in &step.times {
+            self.metrics.attempt(engine.job(times.node).script_type, times);
+            let is_first = times.dispatch_time.is_some() && std::mem::take(&mut run.awaits_first_start);
+            // A job that waits for a signal or a time starts late because it was asked to.
+            if is_first && engine.node(times.node).prerequisites.is_empty() {
+                self.metrics.first_start(times.start_time.since(engine.flow().created_at));
             }
         }
     }
@@ -198,7 +212,8 @@ impl Driver {
             // Counted also for a flow that has left memory: the commit had no effect.
             self.metrics.fenced_commits.inc();
         }
-        let Some(key) = self.committing.remove(&answer.commit_id) else { return };
+        let Some((key, sent)) = self.committing.remove(&answer.commit_id) else { return };
+        self.metrics.commit_took(sent.elapsed());
         let Some(mut run) = self.flows.remove(&key) else { return };
         let engine = match std::mem::replace(&mut run.phase, FlowPhase::Loading) {
             FlowPhase::Committing(engine, id) if id == answer.commit_id => engine,

@@ -23,6 +23,7 @@ const ROUTER: ReportStreamId = ReportStreamId(3);
 
 struct Stage {
     driver: Driver,
+    registry: prometheus::Registry,
     /// Events from the driver's tasks, which nothing handles.
     _events: mpsc::Receiver<SchedulerEvent>,
 }
@@ -38,11 +39,12 @@ impl Stage {
         let (events, received) = mpsc::channel(EVENTS_MAX);
         let (replicas_sender, replicas) = watch::channel(Vec::new());
         let handle = Handle { events, replicas, log_reads: LogReadClient::default() };
-        let metrics = Arc::new(Metrics::new(&prometheus::Registry::new()).expect("its own registry"));
+        let registry = prometheus::Registry::new();
+        let metrics = Arc::new(Metrics::new(&registry).expect("its own registry"));
         let config = Config::new("here", "");
         let driver =
             Driver::new(&config, store, handle, commits, replicas_sender, metrics, &Readiness::new());
-        let mut stage = Self { driver, _events: received };
+        let mut stage = Self { driver, registry, _events: received };
         stage.lease();
         stage
     }
@@ -91,6 +93,22 @@ impl Stage {
         self.take(SchedulerEvent::FirstStepStored(begun, Some(Box::new(stored))));
     }
 
+    /// Number of observations in a histogram, whatever its labels.
+    fn observed(&self, name: &str) -> u64 {
+        let families = self.registry.gather();
+        let family = families.iter().find(|family| family.name() == name).expect("it is registered");
+        family.get_metric().iter().map(|metric| metric.get_histogram().get_sample_count()).sum()
+    }
+
+    /// Active nodes by state, as the metrics show them.
+    fn active_nodes(&self) -> Vec<(String, f64)> {
+        let families = self.registry.gather();
+        let family = families.iter().find(|family| family.name() == "mycora_scheduler_nodes");
+        let metrics = family.expect("it is registered").get_metric().iter();
+        let shown = metrics.map(|metric| (metric.get_label()[0].value(), metric.get_gauge().get_value()));
+        shown.filter(|(_, count)| *count > 0.0).map(|(state, count)| (state.to_owned(), count)).collect()
+    }
+
     /// Where the flow's job stands in memory; nothing while the flow is read, or is not there.
     fn job(&self) -> Option<(JobId, NodeState, Option<RunnerId>)> {
         match &self.driver.flows.get(&(CONTEXT, FLOW))?.phase {
@@ -103,16 +121,19 @@ impl Stage {
     }
 }
 
-fn ended(stored: &AssignedFlowIds) -> NodeReport {
+fn reported(stored: &AssignedFlowIds, kind: ReportKind) -> NodeReport {
     let job_key = JobKey {
         context: stored.context_uid,
         flow: stored.flow.uid,
         job: stored.flow.jobs[0],
         attempt: model::Attempt(1),
     };
-    let end = AttemptEnd::unstarted(Outcome::Succeeded, None, Timestamp::now());
-    let kind = ReportKind::Ended(Box::new(end));
     NodeReport { job_key, context_id: CONTEXT, flow_id: FLOW, source: None, kind }
+}
+
+fn ended(stored: &AssignedFlowIds) -> NodeReport {
+    let end = AttemptEnd::unstarted(Outcome::Succeeded, None, Timestamp::now());
+    reported(stored, ReportKind::Ended(Box::new(end)))
 }
 
 #[tokio::test]
@@ -179,4 +200,43 @@ async fn a_flow_whose_fate_is_unknown_leaves_nothing_behind() {
     assert!(stage.driver.flows.contains_key(&(CONTEXT, FLOW)));
     // And nothing counts as under way at its place.
     assert!(stage.driver.load.is_empty());
+}
+
+#[tokio::test]
+async fn a_flow_is_measured_from_its_creation_to_its_last_commit() {
+    let mut stage = Stage::new();
+    stage.add_runner();
+    let (begun, stored) = stage.begin();
+    let start = Timestamp::now();
+    let started = ReportKind::Started { instance: "shell:default:1".to_owned(), time: start };
+    let end = AttemptEnd {
+        start_time: Some(start),
+        ..AttemptEnd::unstarted(Outcome::Succeeded, None, Timestamp::now())
+    };
+    let reports = [reported(&stored, started), reported(&stored, ReportKind::Ended(Box::new(end)))];
+    stage.stored(begun, stored);
+    assert_eq!(stage.active_nodes(), [("dispatched".to_owned(), 1.0)]);
+    assert_eq!(stage.observed("mycora_scheduler_queue_wait_seconds"), 0);
+
+    // Both are taken up by one step, whose commit then ends the flow.
+    let reports = (1..).zip(reports).map(|(number, report)| ((ROUTER, number), report)).collect();
+    stage.take(SchedulerEvent::Reports(reports));
+    let of_attempt = ["queue_wait", "run", "submit_to_start"]
+        .map(|name| stage.observed(&format!("mycora_scheduler_{name}_seconds")));
+    assert_eq!((of_attempt, stage.active_nodes()), ([1, 1, 1], vec![]));
+    assert_eq!(stage.observed("mycora_scheduler_commit_seconds"), 0, "it is under way");
+    let commit_id = stage.driver.committing.keys().next().expect("a commit under way").clone();
+    stage.driver.committed(&CommitResponse { commit_id, ..Default::default() });
+    assert_eq!(stage.observed("mycora_scheduler_commit_seconds"), 1);
+    assert!(stage.driver.flows.is_empty(), "it has ended");
+}
+
+#[tokio::test]
+async fn nodes_of_a_flow_that_leaves_memory_are_not_active_here() {
+    let mut stage = Stage::new();
+    let (begun, stored) = stage.begin();
+    stage.stored(begun, stored);
+    assert_eq!(stage.active_nodes(), [("ready".to_owned(), 1.0)], "there is no runner");
+    stage.take(SchedulerEvent::Invalidate);
+    assert_eq!(stage.active_nodes(), []);
 }

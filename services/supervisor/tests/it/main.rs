@@ -6,6 +6,7 @@ mod attempts;
 mod backlog;
 mod disk;
 mod draining;
+mod job_metrics;
 mod keeping;
 mod legacy;
 mod order;
