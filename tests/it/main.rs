@@ -58,6 +58,7 @@ mod telling;
 mod tenants;
 mod terminals;
 mod times;
+mod traces;
 mod unnamed;
 mod volumes;
 mod watching;

@@ -85,7 +85,8 @@ pub struct Execution {
     /// The actor's signature over the job, if it made one: an envelope as JSON.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signature: Option<String>,
-    /// W3C trace context of the submission.
+    /// W3C trace context that the attempt belongs to: of the step that dispatched it where the scheduler has a collector, otherwise of the
+    /// submission. The last field of the JSON: [`TraceParent::of_execution`](crate::TraceParent::of_execution) reads it there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub traceparent: Option<String>,
 }

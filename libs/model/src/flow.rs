@@ -14,6 +14,7 @@ use crate::name::Name;
 use crate::node::NodeSpec;
 use crate::rerun::Rerun;
 use crate::time::Timestamp;
+use crate::trace_parent::TraceParent;
 
 /// Environment variables, sorted by name.
 pub type EnvVars = BTreeMap<String, String>;
@@ -184,6 +185,8 @@ pub struct Flow {
     pub epoch: Epoch,
     /// Seconds between asking a script to end and ending it, since the flow is being cancelled.
     pub cancel_grace_secs: u32,
+    /// Trace context of the call that created the flow, or last ran it again; `None` where that call is in no trace.
+    pub trace: Option<TraceParent>,
 }
 
 impl Flow {
@@ -220,6 +223,7 @@ impl Flow {
             owner: None,
             epoch: Epoch(0),
             cancel_grace_secs: 0,
+            trace: None,
         }
     }
 

@@ -36,6 +36,7 @@ pub mod saga;
 pub mod script_type;
 pub mod supervision;
 pub mod time;
+pub mod trace_parent;
 pub mod violation;
 
 pub use actor::Actor;
@@ -71,4 +72,5 @@ pub use saga::{
 };
 pub use script_type::ScriptType;
 pub use time::Timestamp;
+pub use trace_parent::TraceParent;
 pub use violation::{Violation, Violations};

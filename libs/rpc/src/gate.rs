@@ -1,6 +1,6 @@
-//! Layers that every call passes on its way to a handler and back, in this order: the mesh's statement; its id and its
-//! headers; the lookup of the method, from which its duration counts; room; its deadline; who the caller is and whether it may;
-//! the handler; and on the way back the form of the answer.
+//! Layers that every call passes on its way to a handler and back, in this order: the mesh's statement; its id, its trace and
+//! its headers; the lookup of the method, from which its duration counts; room; its deadline; who the caller is and whether it
+//! may; the handler; and on the way back the form of the answer.
 
 pub(crate) mod actor_limits;
 pub(crate) mod admission;
@@ -31,6 +31,7 @@ use tonic::body::Body;
 use tonic::service::Routes;
 use tower::Service;
 use tracing::Instrument as _;
+use tracing::field::Empty;
 
 use crate::caller::mesh;
 use crate::caller::{Caller, ConnectionPeer, PeerIdentity};
@@ -50,6 +51,7 @@ use crate::gate::request_headers::{RequestIdHeader, bound_headers};
 use crate::gate::revocable::end_on_revocation;
 use crate::metrics::Metrics;
 use crate::server::connection_state::StrangerConnectionState;
+use crate::traces::continue_trace;
 
 /// Health and reflection: an operator needs them when nothing else is answered any more.
 const ALWAYS_ANSWERED: &str = "/grpc.";
@@ -135,8 +137,11 @@ impl Service<Request<Body>> for Gate {
         let method = self.layers.methods.find(&path);
         let (shape, timer) = (method.kind(), CallTimer::start(self.layers.methods.durations(method)));
         let deadline = Deadline::from_headers(request.headers(), shape.and_then(RpcMethodKind::timeout));
-        let ambient = RpcCallContext { deadline, request_id: RequestIdHeader::of(request.headers()) };
-        let span = tracing::info_span!("call", method = path, request_id = ambient.request_id.as_str());
+        let request_id = RequestIdHeader::of(request.headers());
+        let span =
+            tracing::info_span!("call", method = path, request_id = request_id.as_str(), trace_id = Empty);
+        let trace = continue_trace(&span, request.headers());
+        let ambient = RpcCallContext { deadline, request_id, trace };
         let received = self.layers.receive(&request, shape);
         let metrics = self.layers.metrics.clone();
         let open_call = connection_of(&request).map(StrangerConnectionState::begin_call);

@@ -18,6 +18,7 @@ mod rate;
 mod server;
 mod stream;
 mod tls;
+pub mod traces;
 
 pub use caller::Caller;
 pub use caller::directory::{Directory, DirectoryFeedState, DirectorySubject, KnownActor, Membership};
@@ -30,7 +31,7 @@ pub use error::view::{ErrorView, RetryAdvice, code_name};
 pub use error::{ERROR_DOMAIN, Error, ErrorKind, RpcReason, forward_status};
 pub use gate::actor_limits::CallRate;
 pub use gate::budget::MessageBytesMax;
-pub use gate::deadline::Deadline;
+pub use gate::deadline::{Deadline, current_trace};
 pub use gate::fair_share::leaves_jobs;
 pub use gate::load_shedder::CallsMax;
 pub use gate::methods::MethodTimeoutTable;

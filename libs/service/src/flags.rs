@@ -271,7 +271,7 @@ pub struct MissingTls {
 }
 
 /// The address of a collector, as it was typed.
-fn collector(text: &str) -> Result<String, String> {
+pub(crate) fn collector_url(text: &str) -> Result<String, String> {
     let address: Option<axum::http::Uri> = text.parse().ok();
     let is_one = address.is_some_and(|address| {
         matches!(address.scheme_str(), Some("http" | "https"))
@@ -289,8 +289,9 @@ fn collector(text: &str) -> Result<String, String> {
 /// Where logs and traces go.
 #[derive(Debug, Clone, Args)]
 pub struct TelemetryFlags {
-    /// Send traces to this OTLP collector (gRPC), as in http://localhost:4317, or https://… over TLS
-    #[arg(long, env = "MYCORA_OTLP_ENDPOINT", value_name = "URL", value_parser = collector)]
+    /// Send traces to this OTLP collector (gRPC), as in http://localhost:4317, or https://… over TLS [default: that of
+    /// OTEL_EXPORTER_OTLP_ENDPOINT, or none]
+    #[arg(long, env = "MYCORA_OTLP_ENDPOINT", value_name = "URL", value_parser = collector_url)]
     pub otlp_endpoint: Option<String>,
     /// Certificates (PEM) by which an https collector is known [default: what this machine trusts, or SSL_CERT_FILE]
     #[arg(long, env = "MYCORA_OTLP_CA", value_name = "FILE", requires = "otlp_endpoint")]

@@ -10,6 +10,8 @@
 mod allocator;
 mod app;
 mod certificates;
+mod collector;
+mod command_trace;
 mod crash;
 mod file_lock;
 mod file_polling;
@@ -27,12 +29,12 @@ mod sequencer;
 mod shutdown;
 mod tasks;
 pub mod telemetry;
-pub mod traces;
 mod version;
 
 pub use allocator::Allocator;
 pub use app::{App, ServiceHost, run};
 pub use certificates::CertificateMetrics;
+pub use command_trace::CommandTrace;
 pub use crash::crash_point;
 pub use file_lock::FileLock;
 pub use file_polling::{LOOK_INTERVAL, poll_files};
@@ -50,6 +52,7 @@ pub use ops::{
 pub use own_process::{close_memory, close_new_files, read_secret};
 pub use panics::abort_on_panic;
 pub use readiness::{Impairment, Readiness, ReadinessCondition};
+pub use rpc::traces;
 pub use sequencer::{Sequencer, Ticket};
 pub use shutdown::{Shutdown, SighupAction};
 pub use tasks::Tasks;

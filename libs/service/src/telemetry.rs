@@ -11,6 +11,7 @@ use opentelemetry_otlp::{SpanExporter, WithExportConfig as _, WithTonicConfig as
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::propagation::TraceContextPropagator;
 use opentelemetry_sdk::trace::SdkTracerProvider;
+use rpc::traces::{self, SpanIdGenerator};
 use tracing::Subscriber;
 use tracing_subscriber::filter::{Filtered, LevelFilter};
 use tracing_subscriber::fmt::MakeWriter;
@@ -18,9 +19,9 @@ use tracing_subscriber::layer::{Layered, SubscriberExt as _};
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Layer, Registry, fmt};
 
+use crate::collector::{OtlpCollector, environment};
 use crate::flags::{LogFormat, TelemetryFlags};
 use crate::log_file::LogFile;
-use crate::traces::{self, SpanIdGenerator};
 
 /// At exit, a collector that does not answer is not waited for any longer.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(3);
@@ -144,12 +145,19 @@ fn init_to(
         LogFormat::Json => fmt::layer().json().flatten_event(true).with_writer(writer).boxed(),
         LogFormat::Text => fmt::layer().with_ansi(colors).with_writer(writer).boxed(),
     };
-    let ca = flags.otlp_ca.as_deref();
-    let tracer = flags.otlp_endpoint.as_deref().map(|url| tracer_provider(service, url, ca)).transpose()?;
+    let (collector, unusable) = match OtlpCollector::of_service(flags, environment) {
+        Ok(collector) => (collector, None),
+        Err(error) => (None, Some(error)),
+    };
+    let tracer = collector.map(|collector| tracer_provider(service, &collector)).transpose()?;
     let traces =
         tracer.as_ref().map(|provider| tracing_opentelemetry::layer().with_tracer(provider.tracer(service)));
     composed(logs, filter, traces).try_init().map_err(|_| TelemetryError::Twice)?;
     global::set_text_map_propagator(TraceContextPropagator::new());
+    if let Some(error) = unusable {
+        // Variables that the whole machine has must not keep a service from its work.
+        tracing::warn!(%error, "no traces are sent");
+    }
     Ok(Telemetry { tracer })
 }
 
@@ -191,15 +199,19 @@ fn composed(
     }
 }
 
-fn tracer_provider(
+/// Makes the exporter of a program's spans, which are sent in batches.
+///
+/// # Errors
+/// When the collector's address or its certificates cannot be used.
+pub(crate) fn tracer_provider(
     service: &'static str,
-    endpoint: &str,
-    ca: Option<&Path>,
+    collector: &OtlpCollector,
 ) -> Result<SdkTracerProvider, TelemetryError> {
-    let failed = |message: String| TelemetryError::Exporter { endpoint: endpoint.to_owned(), message };
-    let mut exporter = SpanExporter::builder().with_tonic().with_endpoint(endpoint);
-    if endpoint.starts_with("https:") {
-        let trusted = trusted(ca).map_err(failed)?;
+    let OtlpCollector { url, ca } = collector;
+    let failed = |message: String| TelemetryError::Exporter { endpoint: url.clone(), message };
+    let mut exporter = SpanExporter::builder().with_tonic().with_endpoint(url);
+    if url.starts_with("https:") {
+        let trusted = trusted(ca.as_deref()).map_err(failed)?;
         exporter =
             exporter.with_tls_config(ClientTlsConfig::new().ca_certificate(Certificate::from_pem(trusted)));
     }
@@ -223,6 +235,16 @@ fn trusted(ca: Option<&Path>) -> Result<Vec<u8>, String> {
 }
 
 impl Telemetry {
+    /// Spans of a process that logs nothing.
+    pub(crate) const fn of(tracer: SdkTracerProvider) -> Self {
+        Self { tracer: Some(tracer) }
+    }
+
+    /// Nothing to send.
+    pub(crate) const fn none() -> Self {
+        Self { tracer: None }
+    }
+
     /// Sends the remaining spans, within three seconds.
     pub async fn flush(self) {
         let Some(tracer) = self.tracer else { return };
@@ -280,7 +302,8 @@ mod tests {
         let files = pki.issue(service, &identity::IssueOptions::from(now)).expect("issued");
         let (port, server) = collector(&files);
         let url = format!("https://localhost:{port}");
-        let provider = tracer_provider("test", &url, Some(&files.ca)).expect("an exporter");
+        let known_by = |ca: &Path| OtlpCollector { url: url.clone(), ca: Some(ca.to_owned()) };
+        let provider = tracer_provider("test", &known_by(&files.ca)).expect("an exporter");
         drop(provider.tracer("test").start("span"));
         let received = tokio::task::spawn_blocking(move || server.join()).await.expect("a thread");
         assert_eq!(received.expect("it was called"), b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n");
@@ -288,7 +311,7 @@ mod tests {
         let ends = tokio::task::spawn_blocking(move || provider.shutdown_with_timeout(FLUSH_TIMEOUT)).await;
         let _ = ends.expect("a thread");
 
-        let nowhere = tracer_provider("test", &url, Some(Path::new("/nowhere"))).expect_err("no such file");
+        let nowhere = tracer_provider("test", &known_by(Path::new("/nowhere"))).expect_err("no such file");
         assert!(nowhere.to_string().starts_with(&format!("traces cannot be sent to {url}: /nowhere: ")));
     }
 

@@ -4,6 +4,7 @@
 //! - `RedisServer`: a private `redis-server`, or what `MYCORA_REDIS_SERVER` names; `RedisCluster` and `RedisSentinels`:
 //!   several;
 //! - `NatsServer`: a private `nats-server` with JetStream, or what `MYCORA_NATS_SERVER` names;
+//! - `TestCollector`: a collector of traces, with the feature `collector`;
 //! - `FaultProxy`: a connection that can be cut, swallowed or delayed;
 //! - `TestLog`: what a thread logs;
 //! - `Witness`: a file to which scripts append, and what it proves;
@@ -16,6 +17,8 @@
 pub mod crash;
 pub mod scripts;
 
+#[cfg(feature = "collector")]
+mod collector;
 #[cfg(feature = "full")]
 mod log;
 #[cfg(feature = "full")]
@@ -37,6 +40,8 @@ mod wait;
 #[cfg(feature = "full")]
 mod witness;
 
+#[cfg(feature = "collector")]
+pub use self::collector::{CollectedSpan, TestCollector};
 #[cfg(feature = "full")]
 pub use self::{
     log::TestLog,

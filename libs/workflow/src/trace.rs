@@ -3,66 +3,11 @@
 //! Work that an event orders belongs to the trace of the event; for any other input, its work starts a new trace. Traces
 //! are derived from the journal, so work that is sent again has the same span.
 
-use std::fmt;
-
-use model::{BlobHash, CommandId};
+use model::{BlobHash, CommandId, TraceParent};
 
 use crate::Json;
 use crate::input::{DomainEvent, InstanceInputKind};
 use crate::step::{JournalInput, JournalRow};
-
-/// Version, trace, parent and flags, with what stands between them.
-const LENGTH: usize = 55;
-/// The flag of a trace that is recorded.
-const SAMPLED: u8 = 1;
-
-/// A span's place in its trace, as `traceparent` has it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct TraceParent {
-    /// The trace, which is not 0.
-    pub trace: u128,
-    /// The span, which is not 0.
-    pub span: u64,
-    /// Flags of the trace.
-    pub flags: u8,
-}
-
-impl TraceParent {
-    /// Reads a trace context; `None` where the text is not a valid one.
-    #[must_use]
-    pub fn read(text: &str) -> Option<Self> {
-        let parts: Vec<_> = text.split('-').collect();
-        let [version, trace, span, flags] = parts.as_slice() else { return None };
-        let is_hex = |part: &str, length: usize| {
-            let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
-            part.len() == length && part.bytes().all(is_digit)
-        };
-        let is_valid = text.len() == LENGTH
-            && is_hex(version, 2)
-            && *version != "ff"
-            && is_hex(trace, 32)
-            && is_hex(span, 16)
-            && is_hex(flags, 2);
-        if !is_valid {
-            return None;
-        }
-        let trace = u128::from_str_radix(trace, 16).ok().filter(|trace| *trace != 0)?;
-        let span = u64::from_str_radix(span, 16).ok().filter(|span| *span != 0)?;
-        Some(Self { trace, span, flags: u8::from_str_radix(flags, 16).ok()? })
-    }
-
-    /// Returns whether the trace is recorded.
-    #[must_use]
-    pub const fn is_sampled(self) -> bool {
-        self.flags & SAMPLED != 0
-    }
-}
-
-impl fmt::Display for TraceParent {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "00-{:032x}-{:016x}-{:02x}", self.trace, self.span, self.flags)
-    }
-}
 
 /// Makes the place of a piece of work that a row of the journal ordered.
 #[must_use]
@@ -77,7 +22,7 @@ pub fn of_work(row: &JournalRow, command: CommandId) -> TraceParent {
 pub fn of_row(row: &JournalRow) -> TraceParent {
     // No two inputs of any instance share a chain.
     let (trace, span) = halves(row.chain);
-    let own = TraceParent { trace: trace.max(1), span: span.max(1), flags: SAMPLED };
+    let own = TraceParent::sampled(trace.max(1), span.max(1));
     of_input(&row.input).map_or(own, |parent| TraceParent { span: own.span, ..parent })
 }
 

@@ -7,13 +7,15 @@ use model::execution::Outcome;
 use model::supervision::{JobAccepted, method};
 use model::{
     AttemptEnd, ContextId, ExecutionHead, FlowUid, NodeReport, Reason, ReasonCode, ReportKind, ReportSource,
-    Timestamp,
+    Timestamp, TraceParent,
 };
 use mycelium::{CallError, JsonRpcCall, JsonRpcError, PayloadForm};
 use proto::internal::v1 as wire;
 use serde_json::value::RawValue;
-use service::{Ticket, crash_point};
+use service::{Ticket, crash_point, traces};
 use tokio::time::Instant;
+use tracing::field::Empty;
+use tracing::{Span, info_span};
 
 use crate::error::PeerError;
 use crate::inline::Inliner;
@@ -45,11 +47,32 @@ pub async fn deliver(
     turn: Ticket<DeliveryOrderKey>,
 ) -> wire::DeliveryOutcome {
     let delivery_id = deliver.delivery_id;
+    let span = span_of(&deliver);
     let ended = try_deliver(&state, &answers, deliver, turn).await;
-    if ended.is_err() {
-        state.metrics.failed.inc();
+    match &ended {
+        Ok(refusals) => {
+            span.record("refused", refusals.count);
+        }
+        Err(failure) => {
+            span.record("error", failure.error.as_str());
+            state.metrics.failed.inc();
+        }
     }
     outcome(delivery_id, ended)
+}
+
+/// Begins the span of a delivery, for a collector. A delivery has executions of one step of one flow, so the first tells the
+/// trace of them all; where that is not recorded, the span is disabled.
+fn span_of(deliver: &wire::Deliver) -> Span {
+    let first = deliver.nodes.first();
+    traces::begin_below(first.and_then(|json| TraceParent::of_execution(json)), || {
+        let head = first.and_then(|json| ExecutionHead::read(json).ok());
+        info_span!(
+            target: traces::TARGET, parent: None, "send", otel.kind = "client", context = deliver.context_id,
+            flow = head.map(|head| head.flow_id.0), job_key = head.map(|head| head.job_key.to_string()),
+            attempts = deliver.nodes.len(), address = deliver.address, refused = Empty, error = Empty,
+        )
+    })
 }
 
 /// Why a delivery failed as a whole.

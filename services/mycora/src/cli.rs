@@ -3,7 +3,9 @@
 use std::process::ExitCode;
 
 use clap::{Args as _, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
+use service::CommandTrace;
 
+use crate::clients::trace_calls;
 use crate::command::actor::ActorCommand;
 use crate::command::attempt::AttemptCommand;
 use crate::command::bootstrap::BootstrapArgs;
@@ -26,7 +28,7 @@ use crate::command::{
     CliSession, GlobalFlags, actor, attempt, bootstrap, completions, connection, context, demo, doctor, down,
     flow, gateway, job, message, pki, runner, saga, schema, supervisor, token, up, validate,
 };
-use crate::failure::CliError;
+use crate::failure::{CliError, error_chain};
 use crate::output;
 
 const ABOUT: &str = "Run flows of scripts: one binary for every service and for the command line";
@@ -161,7 +163,8 @@ fn with_reference(command: clap::Command) -> clap::Command {
 /// Invalid arguments, `--help` and `--version` end the process here.
 #[must_use]
 pub fn main() -> ExitCode {
-    let Cli { global, command } = match Cli::from_arg_matches(&command().get_matches()) {
+    let typed = command().get_matches();
+    let Cli { global, command } = match Cli::from_arg_matches(&typed) {
         Ok(cli) => cli,
         Err(error) => error.exit(),
     };
@@ -178,7 +181,7 @@ pub fn main() -> ExitCode {
     }
     let result = tokio::runtime::Runtime::new()
         .map_err(|error| CliError::Failed(format!("cannot start: {error}")))
-        .and_then(|runtime| runtime.block_on(run(global, command)));
+        .and_then(|runtime| runtime.block_on(run_traced(&typed, global, command)));
     let code = match result {
         Ok(code) => code,
         Err(failure) => {
@@ -203,6 +206,33 @@ fn close_up(command: &CliCommand) -> Result<(), CliError> {
     }
     service::close_memory()
         .map_err(|error| CliError::Failed(format!("its memory cannot be closed to others: {error}")))
+}
+
+/// Does what the arguments say, in the trace of the program that started this one. A command that asks a coordinator has a span of
+/// its own where the environment names a collector.
+async fn run_traced(
+    typed: &clap::ArgMatches,
+    global: GlobalFlags,
+    command: CliCommand,
+) -> Result<u8, CliError> {
+    if typed.subcommand_name().is_none_or(|name| ALONE.contains(&name)) {
+        return run(global, command).await;
+    }
+    let trace = CommandTrace::begin(name_of(typed)).unwrap_or_else(|error| {
+        output::note(&format!("no trace is sent: {}", error_chain(&error)));
+        CommandTrace::unrecorded()
+    });
+    trace_calls(trace.at());
+    let result = Box::pin(run(global, command)).await;
+    let code = result.as_ref().map_or_else(CliError::exit_code, |code| *code);
+    trace.end(code).await;
+    result
+}
+
+/// Returns the name of a command as it is typed, without arguments: `mycora flow submit`.
+fn name_of(typed: &clap::ArgMatches) -> String {
+    let chosen = std::iter::successors(typed.subcommand(), |(_, below)| below.subcommand());
+    chosen.fold("mycora".to_owned(), |name, (command, _)| format!("{name} {command}"))
 }
 
 /// Does what the arguments say; gives the exit code.

@@ -118,6 +118,9 @@ pub mod health;
 mod messages;
 mod objects;
 pub(crate) mod sagas;
+mod trace;
+
+pub(crate) use self::trace::trace_calls;
 
 impl Clients {
     /// Prepares to call; connects with the first call. Must be called within a runtime.

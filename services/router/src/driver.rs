@@ -11,6 +11,7 @@ use tokio::time::Instant;
 
 use crate::app::RouterClock;
 use crate::clients::SchedulerClient;
+use crate::delivery_spans::DeliverySpans;
 use crate::submissions::RouterSubmission;
 use delivery::core::{Core, Effects, Input};
 use delivery::reports::GatewayEpoch;
@@ -68,6 +69,7 @@ pub(crate) struct RouterStreams {
     gateway: Option<mpsc::UnboundedSender<wire::ExchangeRequest>>,
     schedulers: HashMap<String, (mpsc::UnboundedSender<wire::ReportRequest>, SchedulerClient)>,
     needs: RouterConditions,
+    spans: DeliverySpans,
 }
 
 /// Readiness conditions: the streams, and a complete view of the registry.
@@ -134,15 +136,21 @@ impl RouterStreams {
             scheduler: readiness.condition("scheduler"),
             registry: readiness.condition("runners"),
         };
-        Self { storage: None, gateway: None, schedulers: HashMap::new(), needs }
+        let spans = DeliverySpans::default();
+        Self { storage: None, gateway: None, schedulers: HashMap::new(), needs, spans }
     }
 
     /// Notes which streams are open; returns the input for the core, if there is one.
     fn note(&mut self, event: RouterEvent) -> Option<Input> {
+        use wire::exchange_response::Frame;
         match event {
             RouterEvent::Input(input) => {
-                if matches!(&input, Input::Runners(part) if part.snapshot_end) {
-                    self.needs.registry.met();
+                match &input {
+                    Input::Runners(part) if part.snapshot_end => self.needs.registry.met(),
+                    Input::Gateway(wire::ExchangeResponse { frame: Some(Frame::Outcome(outcome)) }) => {
+                        self.spans.end(outcome.delivery_id, &outcome.error);
+                    }
+                    _ => {}
                 }
                 return Some(input);
             }
@@ -161,6 +169,7 @@ impl RouterStreams {
             }
             RouterEvent::GatewayDown => {
                 self.gateway = None;
+                self.spans.lose_all();
                 self.needs.gateway.unmet(LOST);
                 return Some(Input::GatewayDown);
             }
@@ -184,7 +193,7 @@ impl RouterStreams {
 
     /// Carries out effects. An effect that cannot be sent now is repeated by its source: storage resends messages
     /// and context drops that were not settled; the core resends reports.
-    fn carry_out(&self, effects: Effects, outlets: &EffectSenders) {
+    fn carry_out(&mut self, effects: Effects, outlets: &EffectSenders) {
         use wire::exchange_request::Frame;
         let Effects {
             deliver,
@@ -202,23 +211,15 @@ impl RouterStreams {
             log_answers,
             logs: pieces,
         } = effects;
-        if let Some(gateway) = &self.gateway {
-            let handled =
-                (!handled.is_empty()).then_some(Frame::Handled(wire::ReportsHandled { report_ids: handled }));
-            let frames = stop.into_iter().map(Frame::Stop).chain(deliver.into_iter().map(Frame::Deliver));
-            let frames = frames.chain(letters.into_iter().map(Frame::Letter));
-            let frames =
-                frames.chain(query.into_iter().map(Frame::Query)).chain(drop.into_iter().map(Frame::Drop));
-            let frames = frames.chain(read_log.into_iter().map(Frame::ReadLog));
-            let frames = frames.chain(forget.into_iter().map(Frame::Forget));
-            for frame in frames.chain(handled) {
-                let delivers = matches!(frame, Frame::Deliver(_) | Frame::Letter(_));
-                gateway.send(wire::ExchangeRequest { frame: Some(frame) }).ok();
-                if delivers {
-                    crash_point("router.sent");
-                }
-            }
-        }
+        let handled =
+            (!handled.is_empty()).then_some(Frame::Handled(wire::ReportsHandled { report_ids: handled }));
+        let frames = stop.into_iter().map(Frame::Stop).chain(deliver.into_iter().map(Frame::Deliver));
+        let frames = frames.chain(letters.into_iter().map(Frame::Letter));
+        let frames =
+            frames.chain(query.into_iter().map(Frame::Query)).chain(drop.into_iter().map(Frame::Drop));
+        let frames = frames.chain(read_log.into_iter().map(Frame::ReadLog));
+        let frames = frames.chain(forget.into_iter().map(Frame::Forget));
+        self.send_to_gateway(frames.chain(handled));
         if let Some(storage) = &self.storage {
             use wire::take_request::Frame;
             let settles = !settle.is_empty();
@@ -249,6 +250,24 @@ impl RouterStreams {
         for (delivery, request) in submit {
             let client = self.schedulers.values().next().map(|(_, client)| client.clone());
             outlets.submits.send(RouterSubmission { delivery, request, client }).ok();
+        }
+    }
+}
+
+impl RouterStreams {
+    /// Sends frames to the gateway; drops them while no stream to it stands.
+    fn send_to_gateway(&mut self, frames: impl Iterator<Item = wire::exchange_request::Frame>) {
+        use wire::exchange_request::Frame;
+        let Some(gateway) = &self.gateway else { return };
+        for frame in frames {
+            let delivers = matches!(frame, Frame::Deliver(_) | Frame::Letter(_));
+            if let Frame::Deliver(wire::Deliver { delivery_id, nodes, address, .. }) = &frame {
+                self.spans.begin(*delivery_id, nodes, address);
+            }
+            gateway.send(wire::ExchangeRequest { frame: Some(frame) }).ok();
+            if delivers {
+                crash_point("router.sent");
+            }
         }
     }
 }

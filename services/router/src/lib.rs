@@ -2,7 +2,7 @@
 //!
 //! `libs/delivery` decides what happens to each message; this crate feeds it.
 //!
-//! - [`driver`]: the loop that feeds `libs/delivery` and carries out its effects.
+//! - [`driver`]: the loop that feeds `libs/delivery` and carries out its effects; `delivery_spans`: spans of deliveries.
 //! - [`clients`]: the streams to storage, gateway, registry and schedulers, each opened again when lost.
 //! - [`schedulers`]: one stream for each live scheduler replica.
 //! - [`submissions`]: asks schedulers to make flows of jobs that arrived as messages.
@@ -12,6 +12,7 @@
 pub mod app;
 pub mod clients;
 pub mod config;
+mod delivery_spans;
 pub mod driver;
 pub mod error;
 pub mod process;

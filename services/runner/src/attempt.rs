@@ -22,6 +22,7 @@ use crate::interrupt::{Interrupt, InterruptCause};
 use crate::isolation::Isolator;
 use crate::output::{self, ScriptOutputSender, ScriptOutputSummary};
 use crate::process_wait::KilledProcesses;
+use crate::run_span::RunSpan;
 use crate::runtime::{ScriptEnd, ScriptJob, ScriptRuntime};
 use crate::workspace::{Workspace, runtime_error};
 
@@ -53,7 +54,9 @@ pub(crate) async fn run(
     interrupt: Arc<Interrupt>,
 ) -> Option<ClaimedJob> {
     let key = taken.execution.job_key;
-    let execution = Arc::new(taken.execution);
+    let mut execution = taken.execution;
+    let span = RunSpan::begin(&mut execution);
+    let execution = Arc::new(execution);
     let (printer, pieces) = output::output_channel(false);
     let log = output::AttemptLogFile::new(log_path(context.root, key));
     let gathering = pieces.gather(context.instance.clone(), key, log, Arc::clone(&interrupt));
@@ -69,6 +72,8 @@ pub(crate) async fn run(
         failure_hints::add_network_hint(&mut ending.end);
     }
     ending.end.ended = killed.take();
+    span.ended(&ending.end);
+    drop(span);
     record(context.instance, &ending, &interrupt, context.goes_on).await
 }
 

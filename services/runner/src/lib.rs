@@ -26,6 +26,7 @@ mod output;
 mod process;
 mod process_wait;
 mod results;
+mod run_span;
 mod runtime;
 mod runtimes;
 mod wire;

@@ -4,16 +4,16 @@
 //! of a command names the span of its sending, even if the command is sent again. A result is in the trace of its command; the
 //! transition that follows from it begins a new trace, linked to the command. No span has a payload.
 
-use model::{BlobHash, CommandId, CorrelationId, EffectName, SagaName, TenantId};
+use model::{BlobHash, CommandId, CorrelationId, EffectName, SagaName, TenantId, TraceParent};
 use serde::Deserialize;
-use service::traces::{self, TARGET, TraceContext};
+use service::traces::{self, TARGET};
 use tracing::field::Empty;
 use tracing::{Span, info_span};
 use workflow::WorkflowLane;
 use workflow::input::{CommandResult, InstanceInput, InstanceInputKind};
 use workflow::ledger::{CallRow, ProviderAnswer};
 use workflow::step::{JournalRow, SagaTransition};
-use workflow::trace::{self, TraceParent};
+use workflow::trace;
 
 use crate::lane::rows::LaneStore;
 use crate::visibility::SagaVisibility;
@@ -120,7 +120,7 @@ impl PendingSpan {
         below: Option<TraceParent>,
     ) -> Option<Span> {
         let span = self.0.take()?;
-        traces::set_context(&span, at.map(place), below.map(place));
+        traces::set_context(&span, at, below);
         if !about.tenant.is_single() {
             span.record("tenant", about.tenant.as_str());
         }
@@ -150,7 +150,7 @@ impl PendingSpan {
             span.record("command", result.command.to_string());
             if let Some(cause) = cause {
                 result_came(about, result, cause);
-                traces::link(&span, place(cause));
+                traces::link(&span, cause);
             }
         }
         // Kept events are applied together with this input.
@@ -160,7 +160,7 @@ impl PendingSpan {
             applied.record("outcome", row.fate.as_str());
             describe(&applied, definition, Some(row));
             if let Some(first) = first {
-                traces::link(&applied, place(trace::of_row(first)));
+                traces::link(&applied, trace::of_row(first));
             }
         }
     }
@@ -234,10 +234,6 @@ fn describe(span: &Span, definition: Option<BlobHash>, row: Option<&JournalRow>)
     if let Some(row) = row {
         span.record("revision", row.revision);
     }
-}
-
-const fn place(at: TraceParent) -> TraceContext {
-    TraceContext { trace: at.trace, span: at.span, is_sampled: at.is_sampled() }
 }
 
 const fn kind(what: &InstanceInputKind) -> &'static str {

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use flow::engine::{ChangedNode, Engine, FlowStepOutput};
 use flow::graph::NodeIndex;
 use flow::retry::RetryCounters;
-use model::{ContextUid, FlowId, FlowNode, JobSpec, NodeEvent, Timestamp, limits};
+use model::{ContextUid, FlowId, FlowNode, JobSpec, NodeEvent, Timestamp, TraceParent, limits};
 use proto::convert::enums::flow_status_to_wire;
 use proto::internal::v1::{CommitRequest, FirstStep, FlowChange, NodeCommit, OutgoingMessage, StoredNode};
 
@@ -26,6 +26,8 @@ pub struct CommitHeader<'a> {
     pub rests: bool,
     /// The other flows that it waits for.
     pub awaited_flows: &'a BTreeSet<FlowId>,
+    /// Trace context for what the step causes.
+    pub trace: Option<TraceParent>,
 }
 
 /// Builds the commit of a step. Gives the dispatched nodes their message keys,
@@ -37,7 +39,7 @@ pub fn build(
     frame: CommitHeader<'_>,
     ids: &mut MessageIds,
 ) -> CommitRequest {
-    let messages = messages(engine, step, frame.now, ids);
+    let messages = messages(engine, step, (frame.now, frame.trace), ids);
     let flow = engine.flow();
     CommitRequest {
         commit_id: model::id::Uid::random().to_string(),
@@ -63,6 +65,7 @@ pub fn build(
         } else {
             Vec::new()
         },
+        traceparent: frame.trace.map(|trace| trace.to_string()).unwrap_or_default(),
     }
 }
 
@@ -142,19 +145,22 @@ fn events(
     events
 }
 
-/// Puts what a step dispatches into messages, whose keys the nodes are given.
+/// Puts what a step dispatches into messages, whose keys the nodes are given. `trace` is the trace context of the attempts.
 pub fn messages(
     engine: &mut Engine,
     step: &FlowStepOutput,
-    now: Timestamp,
+    (now, trace): (Timestamp, Option<TraceParent>),
     ids: &mut MessageIds,
 ) -> Vec<OutgoingMessage> {
     let caller: ContextCaller = (engine.flow().context_id, engine.flow().caller_id);
+    let traceparent = trace.map(|trace| trace.to_string());
     let mut messages: Vec<OutgoingMessage> = Vec::new();
     for dispatch in &step.dispatches {
         let mut open: Option<(OutgoingMessage, usize)> = None;
         for &index in &dispatch.nodes {
-            let bytes = json(&engine.execution(index));
+            let mut execution = engine.execution(index);
+            execution.traceparent.clone_from(&traceparent);
+            let bytes = json(&execution);
             let ack = engine.node(index).policy.timeout_ack;
             let fits = open.as_ref().is_some_and(|(message, size)| {
                 size + bytes.len() <= limits::PAGE_BYTES_MAX && message.timeout_ack_secs == ack
@@ -214,10 +220,16 @@ mod tests {
 
     /// A flow of one node that may be tried twice, and at once.
     fn engine() -> Engine {
+        traced(None)
+    }
+
+    /// The flow as it is in a trace.
+    fn traced(trace: Option<TraceParent>) -> Engine {
         let (uid, name, now) = (FlowUid::random(), "flow".parse().expect("a name"), Timestamp::default());
         let flow = Flow {
             jobs: vec![JobId(1)],
             revision: Revision(1),
+            trace,
             ..Flow::new(FlowId(1), uid, name, ContextId(1), ActorId(1), now)
         };
         let mut policy = NodePolicy { retries: 1, ..NodePolicy::default() };
@@ -243,8 +255,23 @@ mod tests {
             inputs_taken: 0,
             rests: false,
             awaited_flows: &BTreeSet::new(),
+            trace: engine.flow().trace,
         };
         build(engine, &step, frame, ids)
+    }
+
+    #[test]
+    fn attempts_and_commits_belong_to_the_trace_of_their_flow() {
+        // Without a collector there is no span of the step between the two.
+        for trace in
+            [None, Some(TraceParent::sampled(7, 2)), Some(TraceParent { trace: 7, span: 2, flags: 0 })]
+        {
+            let (mut engine, mut ids) = (traced(trace), MessageIds::default());
+            ids.add((ContextId(1), ActorId(1)), 70);
+            let commit = step(&mut engine, &mut ids, FlowEngineInput::Start);
+            assert_eq!(TraceParent::read(&commit.traceparent), trace);
+            assert_eq!(TraceParent::of_execution(&commit.messages[0].nodes[0]), trace);
+        }
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The scheduler: owns running flows, steps them, and commits each step.
 //!
 //! - [`driver`]: the loop, inputs → engine → commits; [`loaded_flow`]: one flow in memory.
-//! - [`commit`], [`commit_link`]: from a step to its commit, and the stream that carries it.
+//! - [`commit`], [`commit_link`]: from a step to its commit, and the stream that carries it; [`step_span`]: its span in a trace.
 //! - [`loader`]: flows as storage has them; [`replica`]: the lease, and the flows that others touch.
 //! - [`destinations`], [`liveness`], [`runners`]: where jobs can run, and which runners' attempts are lost.
 //! - [`report_streams`], [`log_reads`]: acknowledgements, stops and queries to routers.
@@ -28,6 +28,7 @@ pub mod replica;
 pub mod report_streams;
 pub mod rpc;
 pub mod runners;
+pub mod step_span;
 pub mod views;
 
 pub use app::{App, Deps};

@@ -8,6 +8,7 @@ use model::limits::STOP_GRACE_SECS;
 use model::{ContextId, ContextUid, FlowId, FlowUid, NodeReport, ReportKind, RunnerId, Timestamp};
 
 use crate::report_streams::ReportStreamId;
+use crate::step_span::StepSpan;
 
 /// Key of a flow.
 pub type FlowKey = (ContextId, FlowId);
@@ -92,6 +93,8 @@ pub struct LoadedFlow {
     pub queued: bool,
     /// The last step left something to do.
     pub more: bool,
+    /// Span of the step whose commit is under way.
+    pub span: StepSpan,
 }
 
 impl LoadedFlow {
@@ -122,6 +125,7 @@ impl LoadedFlow {
             rests: false,
             queued: false,
             more: true,
+            span: StepSpan::none(),
         }
     }
 
@@ -215,6 +219,7 @@ impl LoadedFlow {
         self.listed_active = true;
         self.rests = false;
         self.more = true;
+        self.span = StepSpan::none();
     }
 }
 

@@ -165,7 +165,7 @@ fn execution(job_key: JobKey, wanted: OperatorAttemptSpec) -> Execution {
         isolation,
         network,
         signature: None,
-        traceparent: None,
+        traceparent: ::rpc::current_trace().map(|trace| trace.to_string()),
     }
 }
 

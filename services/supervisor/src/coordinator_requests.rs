@@ -18,6 +18,7 @@ use queue::{AcceptCondition, JobAcceptError, JobOffer, StopOutcome, SupervisorQu
 use sandbox::disk_space::DiskFloors;
 use service::{Sequencer, Ticket, crash_point};
 
+use crate::accept_span::AcceptSpan;
 use crate::admission::{admit, disk_full, known_or, without_room};
 use crate::attempt_watchers::AttemptWatchers;
 use crate::attempts::OperatorRequestLock;
@@ -244,8 +245,8 @@ impl CoordinatorRequestBatch {
         let mut blobs_in_use = Vec::new();
         for ((place, _), prepared) in requests.iter().zip(prepared) {
             match prepared {
-                Ok((offer, in_use)) => {
-                    places.push((*place, offer.execution.job_key));
+                Ok((offer, in_use, span)) => {
+                    places.push((*place, offer.execution.job_key, span));
                     offers.push(offer);
                     blobs_in_use.push(in_use);
                 }
@@ -269,26 +270,31 @@ impl CoordinatorRequestBatch {
         if let Some(node) = self.node.filter(|_| accepted.iter().any(Result::is_ok)) {
             self.supervisor.coordinators.note_node(&self.coordinator, node);
         }
-        let accepted = places
-            .into_iter()
-            .zip(accepted)
-            .map(|((place, job), result)| async move { (place, self.accepted(job, result).await) });
+        let accepted = places.into_iter().zip(accepted).map(|((place, job, span), result)| async move {
+            let answer = self.accepted(job, result).await;
+            span.answered(&answer);
+            (place, answer)
+        });
         answers.extend(join_all(accepted).await);
         answers
     }
 
     /// Reads a job, checks whether it is admitted, and makes sure that its blobs are here.
-    async fn prepare(&self, request: &JsonRpcRequest) -> Result<(JobOffer, BlobUseGuard), JsonRpcError> {
+    async fn prepare(
+        &self,
+        request: &JsonRpcRequest,
+    ) -> Result<(JobOffer, BlobUseGuard, AcceptSpan), JsonRpcError> {
         let mut execution: Execution = request.read()?;
-        let job = execution.job_key;
-        if let Some(refusal) = self.supervisor.refused_attempts.get(&self.coordinator, job) {
-            return Err(refusal);
-        }
-        let taken = self.take(&mut execution).await.map_err(|refusal| self.note(job, refusal))?;
-        let ((grants, condition), in_use) = taken;
+        let (job, span) = (execution.job_key, AcceptSpan::begin(&execution));
+        let taken = match self.supervisor.refused_attempts.get(&self.coordinator, job) {
+            Some(refusal) => Err(refusal),
+            None => self.take(&mut execution).await.map_err(|refusal| self.note(job, refusal)),
+        };
+        span.answered(&taken);
+        let ((grants, condition), in_use) = taken?;
         let coordinator = self.coordinator.clone();
         let weight = self.supervisor.policy.rules().weight(job.context);
-        Ok((JobOffer { execution, coordinator, grants, condition, weight }, in_use))
+        Ok((JobOffer { execution, coordinator, grants, condition, weight }, in_use, span))
     }
 
     async fn take(

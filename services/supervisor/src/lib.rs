@@ -1,7 +1,7 @@
 //! The supervisor: accepts jobs on a machine, owns its work queues, and
 //! answers for the results.
 //!
-//! - [`coordinator_requests`]: handler of coordinators' requests, over the bus and over gRPC.
+//! - [`coordinator_requests`]: handler of coordinators' requests, over the bus and over gRPC; `accept_span`: their spans in traces.
 //! - [`outbox`]: delivers job events to their coordinators, until acknowledged.
 //! - [`presence`]: the instances of this machine, announced every few seconds; detects instances that vanish.
 //! - [`coordinators`]: the open conversations with coordinators.
@@ -14,6 +14,7 @@
 //! - `root_rotation`: root key rotation of coordinators.
 //! - [`rpc`]: the gRPC front end, beside the bus.
 
+mod accept_span;
 mod admission;
 mod app;
 pub mod attempt_watchers;

@@ -75,7 +75,12 @@ impl Client {
     ) -> Result<Flow, Status> {
         let flow = FlowSpec { name: name.into(), nodes, ..FlowSpec::default() };
         let request_id = request_id.to_owned();
-        let request = SubmitFlowRequest { request_id, context_id: self.context, flow: Some(flow), ..Default::default() };
+        let request = SubmitFlowRequest {
+            request_id,
+            context_id: self.context,
+            flow: Some(flow),
+            ..Default::default()
+        };
         let answer = self.flows.clone().submit_flow(request).await?.into_inner();
         answer.flow.ok_or_else(|| Status::internal("no flow was answered"))
     }

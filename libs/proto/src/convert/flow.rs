@@ -1,7 +1,9 @@
 //! Flows.
 
 use model::id::ParseIdError;
-use model::{ContextUid, Epoch, Flow, FlowEvent, FlowId, FlowStatus, Generation, JobId, Rerun, Revision};
+use model::{
+    ContextUid, Epoch, Flow, FlowEvent, FlowId, FlowStatus, Generation, JobId, Rerun, Revision, TraceParent,
+};
 
 use crate::convert::{enums, time};
 use crate::{internal, v1};
@@ -32,6 +34,7 @@ pub fn to_wire(flow: &Flow) -> v1::Flow {
         owner: _,
         epoch: _,
         cancel_grace_secs: _,
+        trace: _,
     } = flow;
     v1::Flow {
         id: id.0,
@@ -158,6 +161,7 @@ pub fn to_record(record: &OwnedFlowRecord) -> internal::v1::FlowRecord {
         rerun_json: rerun.unwrap_or_default(),
         first_job_id: first_job.0,
         cancel_grace_secs: flow.cancel_grace_secs,
+        traceparent: flow.trace.map(|trace| trace.to_string()).unwrap_or_default(),
     }
 }
 
@@ -193,6 +197,7 @@ pub fn from_record(record: internal::v1::FlowRecord) -> Result<OwnedFlowRecord, 
         rerun_json,
         first_job_id,
         cancel_grace_secs,
+        traceparent,
     } = record;
     let v1::Flow {
         id,
@@ -237,6 +242,7 @@ pub fn from_record(record: internal::v1::FlowRecord) -> Result<OwnedFlowRecord, 
         owner: if owner.is_empty() { None } else { Some(owner.parse()?) },
         epoch: Epoch(epoch),
         cancel_grace_secs,
+        trace: TraceParent::read(&traceparent),
     };
     let first_job = JobId(first_job_id);
     Ok(OwnedFlowRecord { flow, context_uid: context_uid.parse()?, last_commit, node_count, first_job })

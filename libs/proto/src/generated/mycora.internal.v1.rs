@@ -566,6 +566,9 @@ pub struct FlowRecord {
     /// Seconds between asking a script to end and ending it, while the flow is being cancelled.
     #[prost(uint32, tag = "8")]
     pub cancel_grace_secs: u32,
+    /// Trace context of the flow's present run, as the header `traceparent` of W3C has it; empty: none.
+    #[prost(string, tag = "9")]
+    pub traceparent: ::prost::alloc::string::String,
 }
 /// A node with its job, as an owner needs them.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -632,6 +635,9 @@ pub struct CreateFlowRequest {
     /// know this field creates the flow without nodes.
     #[prost(message, optional, tag = "15")]
     pub first_step: ::core::option::Option<FirstStep>,
+    /// Trace context of the submission, as in FlowRecord.
+    #[prost(string, tag = "16")]
+    pub traceparent: ::prost::alloc::string::String,
 }
 /// First step of a flow, stored with its creation. The flow and its context have no numbers yet, and jobs are numbered from 1:
 /// storage fills in the real ones. An execution therefore begins with `job_key`, `context_id` and `flow_id`, an event with `kind`,
@@ -781,6 +787,9 @@ pub struct RestartFlowRequest {
     /// Expected revision of the flow, as in RetryFlowRequest.
     #[prost(uint64, tag = "11")]
     pub expected_revision: u64,
+    /// Trace context of the new run, as in FlowRecord.
+    #[prost(string, tag = "12")]
+    pub traceparent: ::prost::alloc::string::String,
 }
 /// Gives the flow that runs again.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -916,6 +925,9 @@ pub struct CommitRequest {
     /// while each of them is still going to touch it.
     #[prost(uint32, repeated, tag = "15")]
     pub awaited_flow_ids: ::prost::alloc::vec::Vec<u32>,
+    /// Trace context of the step, as in FlowRecord.
+    #[prost(string, tag = "16")]
+    pub traceparent: ::prost::alloc::string::String,
 }
 /// Change of a flow.
 #[derive(Clone, PartialEq, ::prost::Message)]

@@ -2,8 +2,8 @@
 -- KEYS = done
 -- ARGV = group keep_secs ends_max
 --
--- `group` is a consumer group; `keep_secs` is how long ended jobs are kept, and `ends_max` how many of one context. After the arguments follow pairs of an entry's id and
--- the key of the job whose last event it is, '' for none.
+-- `group` is a consumer group; `keep_secs` is how long ended jobs are kept, and `ends_max` how many of one context. After the
+-- arguments follow pairs of an entry's id and the key of the job whose last event it is, '' for none.
 -- Returns the keys of the jobs that are forgotten now.
 use_reserve()
 local forgotten, entries, came = {}, {}, {}

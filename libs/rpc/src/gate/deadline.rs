@@ -12,10 +12,12 @@
 use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
+use model::TraceParent;
 use tokio::time::Instant;
 
 use crate::error::{Error, ErrorKind, RpcReason};
 use crate::gate::request_headers::RequestIdHeader;
+use crate::traces::pass_trace_on;
 
 const TIMEOUT_HEADER: HeaderName = HeaderName::from_static("grpc-timeout");
 /// Time that an answer needs on its way back: a call that is made on behalf of another has to end that much earlier.
@@ -33,6 +35,14 @@ tokio::task_local! {
 pub(crate) struct RpcCallContext {
     pub(crate) deadline: Option<Deadline>,
     pub(crate) request_id: RequestIdHeader,
+    pub(crate) trace: Option<TraceParent>,
+}
+
+/// Returns the trace context for what the call causes that this code answers: that of its span where a collector is configured,
+/// otherwise that of its caller. `None` outside of a trace, and in a task that was spawned.
+#[must_use]
+pub fn current_trace() -> Option<TraceParent> {
+    ANSWERING.try_with(|ambient| ambient.trace).ok().flatten()
 }
 
 impl RpcCallContext {
@@ -76,7 +86,7 @@ impl Deadline {
     }
 }
 
-/// Hands the deadline and the id of the call that is being answered on to one that is made meanwhile.
+/// Hands the deadline, the id and the trace of the call that is being answered on to one that is made meanwhile.
 ///
 /// # Errors
 /// DEADLINE_EXCEEDED when there is no time left: then there is nothing to call for.
@@ -85,6 +95,9 @@ pub(crate) fn pass_on(headers: &mut HeaderMap, target: &str) -> Result<(), Error
     headers
         .entry(crate::gate::request_headers::REQUEST_ID_HEADER)
         .or_insert_with(|| ambient.request_id.header());
+    if let Some(trace) = ambient.trace {
+        pass_trace_on(headers, trace);
+    }
     let Some(Deadline(deadline)) = ambient.deadline else { return Ok(()) };
     let left = deadline.saturating_duration_since(Instant::now()).saturating_sub(MARGIN);
     if left.is_zero() {
@@ -168,7 +181,8 @@ mod tests {
 
     fn ambient(left: Option<Duration>) -> RpcCallContext {
         let deadline = left.map(|left| Deadline(Instant::now() + left));
-        RpcCallContext { deadline, request_id: RequestIdHeader::of(&HeaderMap::new()) }
+        let trace = Some(TraceParent::sampled(7, 2));
+        RpcCallContext { deadline, request_id: RequestIdHeader::of(&HeaderMap::new()), trace }
     }
 
     fn passed_on(left: Option<Duration>, own: Option<&'static str>) -> Result<Option<Duration>, Error> {
@@ -178,6 +192,7 @@ mod tests {
         }
         ambient(left).sync_scope(|| pass_on(&mut headers, "storage"))?;
         assert!(headers.contains_key(crate::gate::request_headers::REQUEST_ID_HEADER));
+        assert_eq!(headers["traceparent"], TraceParent::sampled(7, 2).to_string());
         Ok(headers.get(TIMEOUT_HEADER).and_then(|value| parse(value.to_str().ok()?)))
     }
 

@@ -1,4 +1,4 @@
-//! Calls that show a token instead of a certificate.
+//! Headers of every call: a token in place of a certificate, and the trace.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -8,6 +8,7 @@ use tonic::metadata::{Ascii, MetadataValue};
 use tonic::service::Interceptor;
 use tonic::{GrpcMethod, Request, Status};
 
+use crate::clients::trace::add_trace;
 use crate::failure::CliError;
 use crate::profile::Profile;
 use crate::token::{HOLDS_MAX, TokenSigner};
@@ -18,7 +19,7 @@ const LOOKS: [&str; 6] = ["Get", "List", "Watch", "Stream", "Explain", "WhoAmI"]
 /// A token with less time left is not shown any more.
 const LEFT_MIN: Duration = Duration::from_secs(60);
 
-/// Puts a token into every call, where there is a key that signs some.
+/// Puts the trace into every call, and a token where there is a key that signs some.
 #[derive(Debug, Clone, Default)]
 pub(super) struct BearerInterceptor(Option<Arc<BearerTokenSource>>);
 
@@ -40,6 +41,7 @@ impl Interceptor for BearerInterceptor {
             let value = tokens.value_for(method, Timestamp::now());
             request.metadata_mut().insert("authorization", value);
         }
+        add_trace(request.metadata_mut());
         Ok(request)
     }
 }

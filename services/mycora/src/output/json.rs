@@ -52,6 +52,7 @@ named! {
     GetActorResponse,
     GetAttemptResponse,
     GetContextResponse,
+    GetContextUsageResponse,
     GetEffectResponse,
     GetFlowGraphResponse,
     GetGatewayResponse,

@@ -56,12 +56,14 @@ impl EmbeddedRuntime {
     fn order(&self, job: &ScriptJob) -> ScriptRunRequest {
         let execution = &job.execution;
         let own_env = if self.language == EngineLanguage::Sal {
-            BTreeMap::from([
+            let own = [
                 ("MYCORA_CONTEXT".to_owned(), execution.context_id.to_string()),
                 ("MYCORA_FLOW".to_owned(), execution.flow_id.to_string()),
                 ("MYCORA_JOB".to_owned(), execution.job_key.job.to_string()),
                 ("MYCORA_ATTEMPT".to_owned(), execution.job_key.attempt.to_string()),
-            ])
+            ];
+            let trace = execution.traceparent.clone().map(|trace| ("TRACEPARENT".to_owned(), trace));
+            own.into_iter().chain(trace).collect()
         } else {
             BTreeMap::new()
         };

@@ -9,12 +9,11 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
-use model::{CommandId, CorrelationId};
+use model::{CommandId, CorrelationId, TraceParent};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Semaphore, mpsc};
 use workflow::Json;
 use workflow::input::{CommandOutcome, CommandResult};
-use workflow::trace::TraceParent;
 
 use super::in_flight::TENANT_COMMANDS_MAX;
 use super::relay::OutboxRow;

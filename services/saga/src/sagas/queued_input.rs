@@ -1,7 +1,6 @@
 //! Inputs that wait for their turn in a lane.
 
-use model::CorrelationId;
-use workflow::trace::TraceParent;
+use model::{CorrelationId, TraceParent};
 
 use super::intake::InstanceAction;
 use super::timers;

@@ -10,10 +10,9 @@ use identity::{Identity, IssueOptions, Pki};
 use proto::v1;
 use proto::v1::saga_service_client::SagaServiceClient;
 use rpc::{Channel, TlsFiles};
-use testkit::{NatsServer, PATIENCE, RedisServer, wait_until};
+use testkit::{NatsServer, PATIENCE, RedisServer, TestCollector, wait_until};
 
 use crate::canary::{is_in_files, messages};
-use crate::collector::Collector;
 use crate::process::{self, ReplicaProcess, SECRET};
 use crate::sink::{Answers, SmtpSink, Tls};
 use crate::stage::{CANARY, Stage};
@@ -129,7 +128,7 @@ async fn keeps_its_secrets(rows: &[&str], files: &Path, what: &str) {
     process::prepare(dir.path(), &manifest, &plain);
     let broker = connect(&nats).await;
     broker.ensure_stream(&aggregates()).await.expect("a stream");
-    let (collector, admin) = (Collector::default(), dir.path().join("admin.secret"));
+    let (collector, admin) = (TestCollector::default(), dir.path().join("admin.secret"));
     let traces = collector.serve().await;
     std::fs::write(&admin, SECRET).expect("written");
     std::fs::set_permissions(&admin, std::os::unix::fs::PermissionsExt::from_mode(0o600)).expect("closed");

@@ -9,7 +9,6 @@ mod canary;
 mod census;
 mod chaos;
 mod clock;
-mod collector;
 mod crashes;
 mod credentials;
 mod definitions;

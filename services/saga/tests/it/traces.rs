@@ -6,11 +6,10 @@ use std::sync::Arc;
 use broker::MessageBroker;
 use saga::metrics::Metrics;
 use saga::visibility::SagaVisibility;
-use testkit::{NatsServer, PATIENCE, TestLog, wait_until};
+use testkit::{CollectedSpan, NatsServer, PATIENCE, TestCollector, TestLog, wait_until};
 use workflow::message::FactMessage;
 use workflow::step::HELD_MAX;
 
-use crate::collector::{Collector, Span};
 use crate::process::{Commands, ReplicaProcess, Upstream, command, prepare};
 use crate::streams::{Projection, aggregates, connect, publish};
 use crate::world::World;
@@ -60,7 +59,7 @@ async fn traced(broker: &dyn MessageBroker, id: &str, kind: &str, place: &str) {
 
 /// Telemetry of one order: its spans, the log, and the metrics.
 struct OrderTelemetry {
-    spans: Vec<Span>,
+    spans: Vec<CollectedSpan>,
     bytes: Vec<u8>,
     log: String,
     metrics: String,
@@ -69,7 +68,7 @@ struct OrderTelemetry {
 /// Runs one order in a process with these arguments.
 async fn one_order(dir: &Path, arguments: &[&str]) -> OrderTelemetry {
     let (nats, upstream, collector) =
-        (NatsServer::start(), Upstream::answering(r#"{"id":"payload-7d1f20"}"#), Collector::default());
+        (NatsServer::start(), Upstream::answering(r#"{"id":"payload-7d1f20"}"#), TestCollector::default());
     prepare(dir, SAGA, &upstream);
     let broker: Arc<dyn MessageBroker> = connect(&nats).await;
     broker.ensure_stream(&aggregates()).await.expect("a stream");
@@ -109,7 +108,7 @@ fn has(bytes: &[u8], wanted: &str) -> bool {
 }
 
 /// The only span of this name that says this of something.
-fn only<'a>(spans: &'a [Span], name: &str, what: &str, value: &str) -> &'a Span {
+fn only<'a>(spans: &'a [CollectedSpan], name: &str, what: &str, value: &str) -> &'a CollectedSpan {
     let found: Vec<_> =
         spans.iter().filter(|span| span.name == name && span.attribute(what) == value).collect();
     let [span] = found.as_slice() else { panic!("{name} {what} {value}: {spans:?}") };

@@ -78,6 +78,7 @@ impl Submitter {
             owner: self.me.owner.to_string(),
             goes_first,
             first_step,
+            traceparent: traceparent(),
         };
         if create.encoded_len() > limits::COMMIT_BYTES_MAX
             && let Some(begun) = begun.take()
@@ -152,6 +153,7 @@ impl Submitter {
             owner: Some(self.me.owner),
             epoch: Epoch(1),
             deadline: spec.deadline_secs.map(|secs| now + Duration::from_secs(secs.into())),
+            trace: rpc::current_trace(),
             ..model::Flow::of(spec, FlowId(0), uid, ContextId(context), caller, now)
         }
     }
@@ -184,6 +186,11 @@ impl Submitter {
         let flow = idempotency::flow_of(&mut self.store, actor, flow.context_id, &answered).await?;
         Ok(Some(flow).filter(|flow| flow.status() != FlowStatus::Created))
     }
+}
+
+/// Returns the trace context that a flow gets from the call that brings it about, for storage; empty for none.
+pub(crate) fn traceparent() -> String {
+    rpc::current_trace().map(|trace| trace.to_string()).unwrap_or_default()
 }
 
 /// Returns whether the first step of a flow can be made before it is stored. A large flow has to wait, so that no Redis script runs

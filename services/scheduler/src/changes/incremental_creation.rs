@@ -13,6 +13,7 @@ use proto::v1::{AddFlowNodesRequest, CreateFlowRequest, Flow, FlowStatus, StartF
 use tonic::Status;
 
 use crate::changes::created_jobs;
+use crate::changes::creation::traceparent;
 use crate::changes::idempotency::{self, RequestFingerprint, hash_of, hash_without};
 use crate::changes::script_blobs;
 use crate::changes::signatures::{self, JobSigningContext};
@@ -61,6 +62,7 @@ impl Submitter {
             owner: String::new(),
             goes_first: false,
             first_step: None,
+            traceparent: traceparent(),
         };
         let record = self.store.create_flow(create).await?.into_inner().flow;
         record.and_then(|record| record.flow).ok_or_else(|| bad_store("a new flow without its record"))

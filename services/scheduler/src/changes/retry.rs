@@ -12,6 +12,7 @@ use proto::required;
 use proto::v1::{RetryFlowRequest, RetryFlowResponse, RetryScope};
 use tonic::Status;
 
+use crate::changes::creation::traceparent;
 use crate::changes::idempotency::{RequestFingerprint, hash_of};
 use crate::changes::signatures::{self, JobSigningContext};
 use crate::changes::submit::log_start;
@@ -90,6 +91,7 @@ pub async fn retry(
         generation: flow.flow.generation.0,
         signatures,
         expected_revision,
+        traceparent: traceparent(),
     };
     let internal::RestartFlowResponse { flow: record, restarted } =
         store.restart_flow(restart).await?.into_inner();

@@ -12,6 +12,7 @@ use super::Driver;
 use crate::commit;
 use crate::loaded_flow::{AckTarget, FlowKey, FlowPhase, LoadedFlow, ReportAck};
 use crate::replica::DueFlow;
+use crate::step_span::StepSpan;
 
 /// A flow that is not stored yet, after its first step.
 #[derive(Debug)]
@@ -23,6 +24,8 @@ pub struct ProvisionalFlow {
     now: Timestamp,
     /// Epoch of the message ids: ids from before everything was forgotten are void.
     epoch: u64,
+    /// Ends when it is known what became of the flow.
+    span: StepSpan,
 }
 
 /// Ids under which a flow is stored.
@@ -80,8 +83,11 @@ impl Driver {
             drop(answer.send(None));
             return;
         }
-        let messages = commit::messages(&mut engine, &step, now, &mut self.ids);
-        let begun = Box::new(ProvisionalFlow { engine, run, step, messages, now, epoch: self.ids.epoch() });
+        let span = StepSpan::begin(engine.flow());
+        let messages = commit::messages(&mut engine, &step, (now, span.at()), &mut self.ids);
+        span.sends(messages.len());
+        let epoch = self.ids.epoch();
+        let begun = Box::new(ProvisionalFlow { engine, run, step, messages, now, epoch, span });
         self.early.insert(uid, EarlyInputs::default());
         if let Err(Some(begun)) = answer.send(Some(begun)) {
             self.begun(*begun, None);
@@ -91,6 +97,9 @@ impl Driver {
     /// Takes up a flow whose creation was answered; without numbers it is not stored here, or its fate is unknown.
     pub(super) fn begun(&mut self, mut begun: ProvisionalFlow, stored: Option<AssignedFlowIds>) {
         let early = self.early.remove(&begun.run.uid).unwrap_or_default();
+        if stored.is_none() {
+            begun.span.refused("not stored");
+        }
         match stored {
             Some(stored) if begun.epoch == self.ids.epoch() && !self.replicas.is_empty() => {
                 self.count(&mut begun.run, &begun.engine, &begun.step);
@@ -116,9 +125,10 @@ impl Driver {
     }
 
     fn take_up(&mut self, begun: ProvisionalFlow, stored: AssignedFlowIds) {
-        let ProvisionalFlow { mut engine, mut run, step, .. } = begun;
+        let ProvisionalFlow { mut engine, mut run, step, span, .. } = begun;
         let AssignedFlowIds { context_uid, flow, last_commit, by } = stored;
         let key = (flow.context_id, flow.id);
+        span.numbered(flow.id);
         self.forget_sleep(key);
         if self.flows.contains_key(&key) {
             // An earlier flow of this number is still being let go.

@@ -5,7 +5,7 @@ use std::time::Instant;
 use flow::engine::{
     Destinations, Engine, FlowStepOutput, NoDestination, PlacementRequest, StepEnvironment, Stop,
 };
-use model::{Flow, NodeState, ReportSource, RunnerId, Timestamp, limits};
+use model::{Flow, NodeState, ReportSource, RunnerId, Timestamp, TraceParent, limits};
 use prost::Message as _;
 use proto::internal::v1::{CommitRefusal, CommitResponse, ReserveMessageIdsRequest, StopCommand};
 
@@ -14,6 +14,7 @@ use crate::commit::{self, CommitHeader};
 use crate::destinations::{ContextRunners, RunnerLoad};
 use crate::loaded_flow::{FlowKey, FlowPhase, LoadedFlow, STEP_NODES_MAX};
 use crate::message_ids::{self, MessageIdSupply};
+use crate::step_span::StepSpan;
 
 impl Destinations for ContextRunners<'_> {
     fn choose(&mut self, node: &PlacementRequest<'_>) -> Result<RunnerId, NoDestination> {
@@ -90,6 +91,7 @@ impl Driver {
         step: &FlowStepOutput,
         now: Timestamp,
     ) -> Option<FlowPhase> {
+        let span = StepSpan::begin(engine.flow());
         let frame = CommitHeader {
             context_uid: run.context_uid?,
             now,
@@ -97,14 +99,18 @@ impl Driver {
             inputs_taken: run.inbox_taken(),
             rests: run.rests,
             awaited_flows: &run.awaited_flows,
+            trace: span.at(),
         };
         let commit = commit::build(&mut engine, step, frame, &mut self.ids);
         if commit.encoded_len() > limits::COMMIT_BYTES_MAX && run.budget > 1 {
             // Nothing of the step is stored: the flow is read again and taken in smaller steps.
+            span.refused("too large");
             run.budget = (run.budget / 8).max(1);
             self.read_again(key, run);
             return None;
         }
+        span.sends(commit.messages.len());
+        run.span = span;
         let id = commit.commit_id.clone();
         self.committing.insert(id.clone(), (key, Instant::now()));
         self.commits.send(commit);
@@ -223,6 +229,11 @@ impl Driver {
                 return;
             }
         };
+        let span = std::mem::replace(&mut run.span, StepSpan::none());
+        if refusal != CommitRefusal::Unspecified {
+            span.refused(refusal.as_str_name());
+        }
+        drop(span);
         let is_over = engine.is_over();
         if is_over && refusal == CommitRefusal::Unspecified {
             log_end(&engine);
@@ -284,7 +295,7 @@ pub(super) fn stop_command((context, flow): FlowKey, stop: Stop) -> Option<StopC
 
 /// Logs how a flow has ended, and how long its generation took.
 fn log_end(engine: &Engine) {
-    let Flow { id, context_id, name, status, generation, created_at, .. } = engine.flow();
+    let Flow { id, context_id, name, status, generation, created_at, trace, .. } = engine.flow();
     // The record does not say when a rerun began; its first job was ready then.
     let again = || engine.nodes().iter().filter(|node| node.generation == *generation);
     let began =
@@ -292,7 +303,7 @@ fn log_end(engine: &Engine) {
     let took = began.map_or(0.0, |began| Timestamp::now().since(began).as_secs_f64());
     tracing::info!(
         flow = %id, context = %context_id, name = %name, status = %status, generation = generation.0, took_secs = took,
-        "a flow has ended"
+        trace_id = trace.map(TraceParent::trace_id), "a flow has ended"
     );
 }
 

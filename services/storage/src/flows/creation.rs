@@ -299,7 +299,7 @@ impl FlowCreation<'_> {
     fn fresh(&self, id: FlowId) -> Flow {
         let new = self.new;
         let uid = new.uid.unwrap_or_else(FlowUid::random);
-        Flow::of(&new.spec, id, uid, self.context.id, new.caller, self.now)
+        Flow { trace: new.trace, ..Flow::of(&new.spec, id, uid, self.context.id, new.caller, self.now) }
     }
 
     async fn call(

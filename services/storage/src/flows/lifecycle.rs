@@ -9,7 +9,8 @@ use kv::{Cmd, Value};
 use model::flow::EnvVars;
 use model::{
     ActorId, BlobHash, Context, ContextId, ContextUid, FlowId, FlowNode, FlowSpec, FlowUid, Generation,
-    JobId, JobSpec, MessageId, MessageKey, OwnerId, Rerun, Revision, ScriptSource, Timestamp, limits,
+    JobId, JobSpec, MessageId, MessageKey, OwnerId, Rerun, Revision, ScriptSource, Timestamp, TraceParent,
+    limits,
 };
 
 use crate::error::{Error, Result};
@@ -52,6 +53,8 @@ pub(crate) struct NewFlow {
     pub(crate) message: Option<MessageKey>,
     /// A node of it goes before all others of the context.
     pub(crate) goes_first: bool,
+    /// Trace context of its submission.
+    pub(crate) trace: Option<TraceParent>,
 }
 
 /// How a flow is run again.
@@ -67,6 +70,8 @@ pub(crate) struct FlowRestart {
     pub(crate) signatures: Vec<(JobId, String)>,
     /// The flow that is meant is at this revision.
     pub(crate) expected_revision: Option<Revision>,
+    /// Trace context of the new run.
+    pub(crate) trace: Option<TraceParent>,
 }
 
 /// A node to be added.
@@ -365,6 +370,7 @@ impl Store {
                     expected_revision: &expected_text(restart.expected_revision),
                     flows_open_max: tenant.quotas.of(Quota::ContextFlowsOpen),
                     jobs_open_max: tenant.quotas.of(Quota::ContextJobsOpen),
+                    traceparent: &restart.trace.map(|trace| trace.to_string()).unwrap_or_default(),
                 ])
                 .args(restart.signatures.iter().map(|(_, signature)| signature));
             match tenant.apply_revision(change).await {

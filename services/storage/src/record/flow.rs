@@ -3,17 +3,18 @@
 //! Besides what every reader may rely on it has `result_truncated`, and for this service alone
 //! `node_count`, `first_job_id`, `deadline_secs`, `rerun` (what was chosen when it was last run again),
 //! `cancel_grace_secs`, `counted` (1 while it is one of those that have not ended), `message` (the key, without a tag, of the
-//! message that it was made of; empty for most), `last_commit` (the owner's last change, which fences) with `last_commit_revision`, and
-//! `deleting` while the flow is being removed.
+//! message that it was made of; empty for most), `last_commit` (the owner's last change, which fences) with `last_commit_revision`,
+//! `traceparent` where the call that created the flow, or last ran it again, is in a trace, and `deleting` while the flow is being
+//! removed.
 
-use model::{Flow, FlowStatus, JobId};
+use model::{Flow, FlowStatus, JobId, TraceParent};
 
 use super::{FieldWriter, MalformedRecord, RecordFields};
 use crate::flows::lifecycle::NewFlow;
 use crate::messages::message_holds::message_key;
 
 /// Fields read of a flow: all but the list of its jobs, whose ids are consecutive from `first_job_id`. The last two may be long.
-pub(crate) const READ: [&str; 26] = [
+pub(crate) const READ: [&str; 27] = [
     "id",
     "uid",
     "name",
@@ -37,6 +38,7 @@ pub(crate) const READ: [&str; 26] = [
     "deleting",
     "rerun",
     "cancel_grace_secs",
+    "traceparent",
     "last_commit",
     "env_vars",
     "result",
@@ -83,6 +85,7 @@ pub(crate) fn write(flow: &Flow, new: &NewFlow, last_commit: &str) -> FieldWrite
         owner,
         epoch,
         cancel_grace_secs,
+        trace,
     } = flow;
     let mut written = FieldWriter::default();
     written
@@ -114,6 +117,10 @@ pub(crate) fn write(flow: &Flow, new: &NewFlow, last_commit: &str) -> FieldWrite
         Some(rerun) => written.json("rerun", rerun),
         None => written.text("rerun", ""),
     };
+    // Most flows are in no trace, and need no room for one.
+    if let Some(trace) = trace {
+        written.text("traceparent", trace);
+    }
     written
 }
 
@@ -150,6 +157,8 @@ pub(crate) fn read_any(fields: &mut RecordFields) -> Result<StoredFlow, Malforme
         epoch: fields.parse("epoch")?,
         rerun: fields.json("rerun")?,
         cancel_grace_secs: fields.optional("cancel_grace_secs")?.unwrap_or_default(),
+        // A text that is no trace context costs the trace, not the flow.
+        trace: TraceParent::read(&fields.text("traceparent")),
     };
     Ok(StoredFlow {
         flow,

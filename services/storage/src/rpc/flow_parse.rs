@@ -5,7 +5,7 @@ use keys::FlowRef;
 use model::flow::EnvVars;
 use model::{
     ActorId, ContextId, Epoch, FlowId, FlowInput, FlowNode, FlowUid, Generation, JobId, JobSpec, MessageId,
-    MessageKey, Rerun, Revision, RunnerId, Timestamp, Violations, limits,
+    MessageKey, Rerun, Revision, RunnerId, Timestamp, TraceParent, Violations, limits,
 };
 use proto::convert::enums;
 use proto::convert::flow_spec::header_from_wire;
@@ -54,6 +54,7 @@ pub(super) fn creation(request: CreateFlowRequest) -> Result<CreateFlowParams, E
         owner,
         goes_first,
         first_step,
+        traceparent,
     } = request;
     let mut violations = Violations::new();
     let repeatable = IdempotencyKey::parse(&request_id, || request_hash, &mut violations);
@@ -84,6 +85,7 @@ pub(super) fn creation(request: CreateFlowRequest) -> Result<CreateFlowParams, E
         blobs,
         message,
         goes_first,
+        trace: TraceParent::read(&traceparent),
     });
     let new = violations.into_result(new)?;
     Ok((ContextId(context_id), RequestPrincipal::from_wire(on_behalf_of), new, beginning, repeatable))
@@ -210,6 +212,7 @@ pub(super) fn commit(request: CommitRequest) -> Result<FlowCommit, String> {
         inputs_taken,
         rests,
         awaited_flow_ids,
+        traceparent: _,
     } = request;
     let FlowChange { status, result, result_truncated } = flow.unwrap_or_default();
     let status = match status {
@@ -254,6 +257,7 @@ pub(super) fn restarting(request: RestartFlowRequest) -> Result<RestartFlowParam
         generation,
         signatures,
         expected_revision,
+        traceparent,
     } = request;
     let mut violations = Violations::new();
     let repeatable = IdempotencyKey::parse(&request_id, || request_hash, &mut violations);
@@ -268,7 +272,8 @@ pub(super) fn restarting(request: RestartFlowRequest) -> Result<RestartFlowParam
     let generation = Generation(generation);
     let parsed = uid.zip(rerun).map(|(uid, rerun)| {
         let expected_revision = expected(expected_revision);
-        let restart = FlowRestart { generation, rerun, env_vars, signatures, expected_revision };
+        let trace = TraceParent::read(&traceparent);
+        let restart = FlowRestart { generation, rerun, env_vars, signatures, expected_revision, trace };
         ((ContextId(context_id), FlowId(flow_id), uid), restart)
     });
     let (place, restart) = violations.into_result(parsed)?;

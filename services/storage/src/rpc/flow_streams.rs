@@ -6,11 +6,14 @@ use bytes::Bytes;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use keys::FlowRef;
-use model::{ContextId, ContextUid, FlowUid, Timestamp, limits};
+use model::{ContextId, ContextUid, FlowUid, Timestamp, TraceParent, limits};
 use proto::internal::v1 as wire;
 use proto::internal::v1::join_response::News as WireEvent;
+use service::traces;
 use tokio::sync::mpsc;
 use tonic::{Status, Streaming};
+use tracing::field::Empty;
+use tracing::info_span;
 
 use super::flow_store::record;
 use super::{StorageRpc, flow_parse};
@@ -56,6 +59,13 @@ pub(super) async fn commits(
 
 async fn apply(rpc: &StorageRpc, request: wire::CommitRequest) -> wire::CommitResponse {
     let commit_id = request.commit_id.clone();
+    // A stream has commits of many flows: each is in the trace of its own.
+    let span = traces::begin_below(TraceParent::read(&request.traceparent), || {
+        info_span!(
+            target: traces::TARGET, parent: None, "commit", context = request.context_id, flow = request.flow_id,
+            commit = commit_id, refusal = Empty,
+        )
+    });
     let result = match flow_parse::commit(request) {
         Ok(commit) => rpc.hub.store().commit(commit, &rpc.routers, Timestamp::now()).await,
         Err(detail) => Err(CommitRejection { kind: CommitRejectionKind::Invalid, detail }),
@@ -75,6 +85,7 @@ async fn apply(rpc: &StorageRpc, request: wire::CommitRequest) -> wire::CommitRe
                 CommitRejectionKind::UnknownOutcome => wire::CommitRefusal::UnknownOutcome,
                 CommitRejectionKind::Invalid => wire::CommitRefusal::Invalid,
             };
+            span.record("refusal", refusal.as_str_name());
             tracing::debug!(commit_id, ?refusal, detail, "a commit was refused");
             wire::CommitResponse { commit_id, refusal: refusal.into(), detail, revision: 0 }
         }

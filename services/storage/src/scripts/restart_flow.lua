@@ -1,11 +1,12 @@
 -- Starts an ended flow again, without an owner yet, and remembers the request.
 -- KEYS = flow flows_active
 -- ARGV = context_revision flow flow_uid generation rerun environment now_millis last_commit request_hash request_secs prefix
--- ARGV = expected_revision flows_open_max jobs_open_max
+-- ARGV = expected_revision flows_open_max jobs_open_max traceparent
 --
 -- Permission was decided on `context_revision` of the context. `generation` is the one that ended, `rerun` the choice of nodes,
 -- `last_commit` what the first commit builds on; `prefix` is what the keys of this context begin with. `expected_revision` is
 -- that of the flow, '' for any. There may be `flows_open_max` flows that have not ended, and `jobs_open_max` nodes of those.
+-- `traceparent` is the trace context of the new run, '' for none.
 -- After the keys follow with a request id the request, and the jobs that have new signatures; after the arguments follow those
 -- signatures.
 -- Returns the new revision; 0 when the same request had started it before.
@@ -45,6 +46,11 @@ redis.call('HSET', KEYS.flow, 'status', 'started', 'generation', generation, 'ow
   'cancel_grace_secs', '0', 'result', '{}', 'result_truncated', 'false', 'deadline', deadline(ARGV.now_millis, flow[5]),
   'updated_at', ARGV.now, 'revision', revision, 'counted', 1, 'bytes', '')
 leave_ended(ARGV.flow, flow[10])
+if ARGV.traceparent == '' then
+  redis.call('HDEL', KEYS.flow, 'traceparent')
+else
+  redis.call('HSET', KEYS.flow, 'traceparent', ARGV.traceparent)
+end
 local me = ARGV.flow .. '-' .. ARGV.flow_uid
 redis.call('SADD', KEYS.flows_active, me)
 list_flow(ARGV.flow, 'started', flow[2])

@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use keys::Layout;
 use kv::Cmd;
 use model::job::BlobRef;
-use model::{BlobHash, FlowInput, JobSpec, ScriptSource, Timestamp};
+use model::{BlobHash, FlowId, FlowInput, JobSpec, OwnerId, ScriptSource, Timestamp};
 use proto::internal::v1 as wire;
 use proto::v1;
 use tonic::Code;
 
-use crate::stage::{CONTEXT, EXECUTOR, Running, Stage, failure, json, script};
+use crate::stage::{CONTEXT, EXECUTOR, Running, Stage, create, failure, json, script};
 
 const RERUN: &str = r#"{"scope":"failed"}"#;
 
@@ -21,6 +21,40 @@ fn restart(flow: &Running, request_id: &str) -> wire::RestartFlowRequest {
         rerun_json: RERUN.to_owned(),
         env_vars: BTreeMap::from([("B".to_owned(), "2".to_owned())]),
         ..flow.restart()
+    }
+}
+
+/// A flow's owner gets the trace with the flow, also after a change of owner.
+#[tokio::test]
+async fn each_run_belongs_to_the_trace_of_the_call_that_began_it() {
+    let traces = [
+        "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+        "00-5bf92f3577b34da6a3ce929d0e0e4736-10f067aa0ba902b7-00",
+    ];
+    for layout in [Layout::Database, Layout::HashTag] {
+        let stage = Stage::new(layout).await;
+        let request = wire::CreateFlowRequest { traceparent: traces[0].to_owned(), ..create(1) };
+        let created = stage.created_by(request).await;
+        let mut flow = stage.start_flow(created).await;
+        let key = stage.keys().flow(FlowId(flow.id));
+        assert_eq!(stage.hash(&key).await["traceparent"], traces[0]);
+        let end = flow.end();
+        stage.apply(&mut flow, end).await;
+        let again = wire::RestartFlowRequest { traceparent: traces[1].to_owned(), ..flow.restart() };
+        let again = stage.flows().restart_flow(again).await.unwrap().into_inner();
+        assert_eq!(again.flow.unwrap().traceparent, traces[1]);
+
+        let owner = OwnerId::random().to_string();
+        let take = wire::TakeFlowRequest { context_id: CONTEXT, flow_id: flow.id, owner: owner.clone() };
+        let taken = stage.flows().take_flow(take).await.unwrap().into_inner().flow.unwrap();
+        assert_eq!(taken.traceparent, traces[1]);
+        let mut flow = Running { owner, epoch: taken.epoch, last_commit: taken.last_commit, ..flow };
+        let end = flow.end();
+        stage.apply(&mut flow, end).await;
+        let untraced = wire::RestartFlowRequest { generation: 2, ..flow.restart() };
+        let untraced = stage.flows().restart_flow(untraced).await.unwrap().into_inner();
+        assert_eq!(untraced.flow.unwrap().traceparent, "");
+        assert!(!stage.hash(&key).await.contains_key("traceparent"));
     }
 }
 

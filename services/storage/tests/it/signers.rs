@@ -123,6 +123,7 @@ async fn a_rerun_brings_new_signatures() {
             generation: 1,
             signatures: BTreeMap::from([(job(0).0, "first".to_owned()), (job(2).0, "third".to_owned())]),
             expected_revision: 0,
+            traceparent: String::new(),
         };
         assert!(stage.flows().restart_flow(restart.clone()).await.unwrap().into_inner().restarted);
         for (place, expected) in [(0, "first"), (1, ""), (2, "third")] {

@@ -172,6 +172,7 @@ fn seeds() -> Vec<Vec<u8>> {
             ("first_job_id", "1"),
             ("rerun", ""),
             ("cancel_grace_secs", "5"),
+            ("traceparent", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"),
             ("last_commit", "x"),
         ],
         &[
