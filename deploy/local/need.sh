@@ -15,6 +15,7 @@ package() {
     python3) echo python3 ;;
     venv) echo python3-venv ;;
     faketime) echo faketime ;;
+    haproxy) echo haproxy ;;
     npm) echo npm ;;
   esac
 }
@@ -30,6 +31,7 @@ advice() {
     python3) echo "Python 3: apt-get install python3 | dnf install python3 | brew install python" ;;
     venv) echo "Python's venv: apt-get install python3-venv" ;;
     faketime) echo "libfaketime: apt-get install faketime | dnf install libfaketime" ;;
+    haproxy) echo "HAProxy 2.6 or newer: apt-get install haproxy | dnf install haproxy" ;;
     npm) echo "npm: apt-get install npm | dnf install npm | brew install node" ;;
     *) echo "$1" ;;
   esac
@@ -39,7 +41,7 @@ have() {
   case "$1" in
     venv) python3 -c 'import ensurepip, venv' 2>/dev/null ;;
     # Debian has it outside of the usual PATH.
-    nats-server) command -v nats-server >/dev/null || [ -x /usr/sbin/nats-server ] ;;
+    nats-server | haproxy) command -v "$1" >/dev/null || [ -x "/usr/sbin/$1" ] ;;
     *) command -v "$1" >/dev/null ;;
   esac
 }
