@@ -216,7 +216,7 @@ async fn run_traced(
     command: CliCommand,
 ) -> Result<u8, CliError> {
     if typed.subcommand_name().is_none_or(|name| ALONE.contains(&name)) {
-        return run(global, command).await;
+        return Box::pin(run(global, command)).await;
     }
     let trace = CommandTrace::begin(name_of(typed)).unwrap_or_else(|error| {
         output::note(&format!("no trace is sent: {}", error_chain(&error)));
