@@ -25,6 +25,7 @@ mod losses;
 mod mail;
 mod matrix;
 mod metrics;
+mod moving;
 mod open_queues;
 mod operators;
 mod order;

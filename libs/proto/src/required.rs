@@ -89,6 +89,7 @@ required! {
     GetContextUsageRequest: context_id;
     UpdateContextRequest: context_id;
     DeleteContextRequest: context_id;
+    ExportContextRequest: context_id;
 
     SubmitFlowRequest: context_id;
     CreateFlowRequest: context_id;

@@ -116,6 +116,7 @@ mod attempts;
 mod bearer;
 pub mod health;
 mod messages;
+mod moving;
 mod objects;
 pub(crate) mod sagas;
 mod trace;

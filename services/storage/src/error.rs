@@ -57,6 +57,21 @@ pub(crate) enum Error {
     /// The context takes no changes any more.
     #[error("the context is being deleted")]
     ContextDeleting,
+    /// The context is being exported, and takes no changes until then.
+    #[error("the context is being exported, and takes no changes until that is done")]
+    ContextFrozen,
+    /// The snapshot of an export is over.
+    #[error("the snapshot of the export is over, and the context may have changed since: begin a new export")]
+    SnapshotGone,
+    /// The reader of an export has kept it waiting for too long.
+    #[error("the export was not read fast enough: it has waited for its reader for {secs} s")]
+    ReaderTooSlow {
+        /// How long it waits at most.
+        secs: u64,
+    },
+    /// An import is refused.
+    #[error(transparent)]
+    Import(crate::moving::ImportRefusal),
     /// The context changed concurrently each time permission was decided.
     #[error("context {0} changed meanwhile")]
     ContextChanged(ContextId),
@@ -222,6 +237,8 @@ impl Error {
         match code.as_str() {
             "CONTEXT_GONE" => Self::not_found("context", context),
             "CONTEXT_DELETING" => Self::ContextDeleting,
+            "CONTEXT_FROZEN" => Self::ContextFrozen,
+            "SNAPSHOT_GONE" => Self::SnapshotGone,
             STORE_WENT_BACK => Self::StoreWentBack,
             "CONTEXT_CHANGED" => Self::ContextChanged(context),
             "FLOW_GONE" | "MESSAGE_GONE" | "RUNNER_GONE" => Self::NotFound(message.clone()),

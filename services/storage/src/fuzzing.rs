@@ -1,13 +1,17 @@
-//! Readers for the fuzzer: of page tokens, which any client may show, and of hashes, which any Redis client may write.
+//! Readers for the fuzzer: of page tokens, which any client may show, of hashes, which any Redis client may write, and of records in
+//! exports of contexts, which anybody may have written.
 
 use std::collections::BTreeMap;
 
+use archive::ArchiveRecord;
+use keys::{ContextKeys, Layout};
 use kv::Value;
 use model::id::Uid;
 use model::{ActorId, ContextId, ContextUid, FlowSpec, MessageId, MessageKey, Violations};
 
 use crate::error::Error;
 use crate::messages::raw::jobs;
+use crate::moving::records::{ArchivedContext, ImportedRecord};
 use crate::pages::{PageRequest, PagedCollection};
 use crate::record::message_record::MessageProjection;
 use crate::record::routed_message::{ParsedMessageRecord, RoutedMessagePayload};
@@ -187,4 +191,17 @@ fn whole(error: Error) -> String {
         Error::Invalid(violations) => violations.to_string(),
         other => other.to_string(),
     }
+}
+
+/// Context of the exports whose records are read.
+pub const ARCHIVED_CONTEXT: ContextId = ContextId(7);
+
+/// Reads a record of an export. Returns the arguments with which it is written.
+///
+/// # Errors
+/// Why it is none of the context.
+pub fn archived_record(record: ArchiveRecord) -> Result<Vec<Vec<u8>>, String> {
+    let context = ArchivedContext { id: ARCHIVED_CONTEXT, uid: ContextUid(Uid::from_bits(7)) };
+    let keys = ContextKeys::new(Layout::HashTag, ARCHIVED_CONTEXT);
+    ImportedRecord::parse(&keys, context, record).map(ImportedRecord::args)
 }

@@ -91,8 +91,8 @@ impl Store {
         for tenant in self.known_tenants() {
             if tenant.has_ended_flows.swap(false, Ordering::Relaxed) {
                 match self.retain(&tenant, routers, now).await {
-                    // The context is being removed with everything in it.
-                    Ok(_) | Err(Error::NotFound(_) | Error::ContextDeleting) => {}
+                    // The context is being removed with everything in it, or exported: the next sweep looks at it again.
+                    Ok(_) | Err(Error::NotFound(_) | Error::ContextDeleting | Error::ContextFrozen) => {}
                     Err(error) => return Err(error),
                 }
             }
@@ -139,7 +139,11 @@ impl Store {
             bytes_max: bytes - excess.min(bytes.div_ceil(RELIEF_PART)),
             spared_from: Some(before(now, Duration::from_secs(SPARED_SECS))),
         };
-        let flows = self.expire_flows(&tenant, bounds, routers, now).await?;
+        let flows = match self.expire_flows(&tenant, bounds, routers, now).await {
+            // Nothing goes while the context is exported.
+            Err(Error::ContextFrozen) => 0,
+            flows => flows?,
+        };
         self.metrics().flows_relieved.inc_by(flows);
         if flows > 0 {
             tracing::warn!(

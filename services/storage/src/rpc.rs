@@ -4,6 +4,7 @@ mod actor;
 mod addresses;
 mod blob_store;
 mod context;
+mod context_moving;
 mod flow_parse;
 mod flow_store;
 mod flow_streams;
@@ -63,6 +64,7 @@ pub const PUBLIC_POLICY: PolicyTable<'static> = &[
     ("/mycora.v1.ActorService/DeleteActor", &[Allow::AnyActor, Allow::Admin]),
     ("/mycora.v1.ActorService/WhoAmI", &[Allow::Authenticated]),
     ("/mycora.v1.ContextService/*", &[Allow::AnyActor, Allow::Admin]),
+    ("/mycora.v1.ContextService/ImportContext", &[Allow::Admin]),
     ("/mycora.v1.JobService/*", &[Allow::AnyActor]),
 ];
 
@@ -88,6 +90,7 @@ pub const ADMINISTRATIVE: &[&str] = &[
     "/mycora.v1.ContextService/CreateContext",
     "/mycora.v1.ContextService/UpdateContext",
     "/mycora.v1.ContextService/DeleteContext",
+    "/mycora.v1.ContextService/ImportContext",
 ];
 
 /// Methods that only services may call.

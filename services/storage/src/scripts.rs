@@ -3,8 +3,8 @@
 //! A script is given every key it touches, checks everything first and writes last, since Redis does
 //! not undo the writes of a script that fails. It refuses with `CODE message`.
 //!
-//! Shared parts precede the script: `prelude` for every change of a context, `flows` and `messages` for scripts of their kind,
-//! `global` for changes outside contexts.
+//! Shared parts precede the script: `prelude` for every change of a context, `flows`, `messages`, `snapshot` and `importing` for
+//! scripts of their kind, `global` for changes outside contexts.
 
 use kv::Script;
 
@@ -72,7 +72,17 @@ scripts! {
         CONTEXT_DROPPED = "context_dropped",
         REMOVE_KEYS = "remove_keys",
         EMPTY_CONTEXT = "empty_context",
-        END_CONTEXT_REMOVAL = "end_context_removal";
+        END_CONTEXT_REMOVAL = "end_context_removal",
+        FREEZE_CONTEXT = "freeze_context",
+        THAW_CONTEXT = "thaw_context",
+        BEGIN_IMPORT = "begin_import",
+        ABANDON_IMPORT = "abandon_import";
+    ["prelude", "snapshot"]:
+        KEEP_SNAPSHOT = "keep_snapshot",
+        EXPORT_PAGE = "export_page";
+    ["prelude", "importing"]:
+        IMPORT_RECORDS = "import_records",
+        END_IMPORT = "end_import";
     ["global"]:
         LEASE = "lease",
         REGISTER_ACTOR = "register_actor",
@@ -85,7 +95,9 @@ scripts! {
         SPEND_TOKEN = "spend_token",
         UNPUBLISH_CONTEXT = "unpublish_context",
         MARK_REMOVAL = "mark_removal",
-        FORGET_REMOVAL = "forget_removal";
+        FORGET_REMOVAL = "forget_removal",
+        RESERVE_IMPORT = "reserve_import",
+        FORGET_IMPORT = "forget_import";
 }
 
 #[cfg(test)]

@@ -420,6 +420,12 @@ impl TenantStore {
         Ok(())
     }
 
+    /// Has everybody look again who waits for this kind of hint.
+    pub(crate) async fn announce(&self, kind: &str) -> Result<()> {
+        self.connection.cmd(Cmd::new("PUBLISH").arg(&self.hint).arg(kind)).await?;
+        Ok(())
+    }
+
     /// Returns the next runner id that was not issued yet.
     pub(crate) async fn next_runner_id(&self) -> Result<u32> {
         next_id(&self.runner_ids, &self.connection, &self.ids, "runner").await

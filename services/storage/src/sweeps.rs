@@ -88,8 +88,8 @@ impl Store {
         self.show_contexts(&tenants).await?;
         for tenant in &tenants {
             let swept = match self.sweep_context(tenant, routers, now, trims).await {
-                // The context is being removed with everything in it.
-                Err(Error::NotFound(_) | Error::ContextDeleting) => continue,
+                // The context is being removed with everything in it, or exported: the next sweep finds it as it is then.
+                Err(Error::NotFound(_) | Error::ContextDeleting | Error::ContextFrozen) => continue,
                 swept => swept?,
             };
             // The first sweep makes up for a storage that died before it recorded the sum of blob bytes.

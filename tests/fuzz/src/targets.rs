@@ -1,5 +1,6 @@
 //! The readers.
 
+pub mod archive_frame;
 pub mod engine_frame;
 pub mod envelope;
 pub mod expression;
@@ -41,6 +42,7 @@ pub const TARGETS: &[Target] = &[
     queue_record::TARGET,
     engine_frame::TARGET,
     script::TARGET,
+    archive_frame::TARGET,
 ];
 
 /// When everything is read.

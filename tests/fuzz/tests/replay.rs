@@ -69,7 +69,7 @@ macro_rules! replays {
 }
 
 replays! {
-    token envelope said succession job_signature letter_signature page_token
+    archive_frame token envelope said succession job_signature letter_signature page_token
     flow_file
     template expression json_rpc frame storage_record raw_jobs queue_record engine_frame script
 }

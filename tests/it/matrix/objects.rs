@@ -2,8 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use identity::{Identity, SigningKey};
-use model::ActorId;
+use model::id::Uid;
+use model::{ActorId, ContextId, ContextUid, Timestamp};
 use serde_json::{Value, json};
 use testkit::wait_until;
 
@@ -35,7 +38,9 @@ pub(crate) fn request(method: &str) -> Value {
             json!({"contextId": "$context", "settings": {"executorsMaySubmit": true}})
         }
         "ContextService/GetContextUsage" => of_context,
-        "ContextService/DeleteContext" => json!({"contextId": "$context"}),
+        "ContextService/DeleteContext" | "ContextService/ExportContext" => json!({"contextId": "$context"}),
+        // The manifest alone, which begins an import.
+        "ContextService/ImportContext" => json!({"start": {}, "data": "$manifest"}),
         "ContextService/ListAuditEntries" => of_context,
         "JobService/CreateJob" => json!({"contextId": CONTEXT, "spec": job}),
         "JobService/GetJob" | "JobService/DeleteJob" => of_job(),
@@ -161,6 +166,7 @@ async fn make(stage: &Stage, name: &str) -> Value {
             let members = json!({"admins": [ADMIN], "executors": [EXECUTOR], "readers": [READER]});
             stage.ask("ContextService/CreateContext", members).await["context"]["id"].clone()
         }
+        "manifest" => manifest(stage).await,
         "runner" => {
             let admin = Identity::Actor(ActorId(ADMIN));
             let answer =
@@ -200,6 +206,26 @@ async fn make(stage: &Stage, name: &str) -> Value {
         }
         other => panic!("nobody knows how to make ${other}"),
     }
+}
+
+/// Beginning of an export of a context whose number is free here.
+async fn manifest(stage: &Stage) -> Value {
+    let members = json!({"admins": [ADMIN]});
+    let made = stage.ask("ContextService/CreateContext", members).await["context"]["id"].clone();
+    stage.ask("ContextService/DeleteContext", json!({"contextId": made})).await;
+    let id = u32::try_from(made.as_u64().expect("a number")).expect("a context's");
+    let manifest = archive::ArchiveManifest {
+        coordinator: Uid::random().to_string(),
+        context: ContextId(id),
+        uid: ContextUid::random(),
+        snapshot: Uid::random().to_string(),
+        time: Timestamp::now(),
+        revision: 1,
+        without_secrets: false,
+    };
+    let frame = archive::ArchiveFrame::Manifest(manifest);
+    let (frame, _) = archive::encode(archive::ArchivePlace::start(), frame).expect("a small frame");
+    STANDARD.encode([archive::HEADER, &frame].concat()).into()
 }
 
 fn request_of(_: &Stage, method: &str) -> Value {

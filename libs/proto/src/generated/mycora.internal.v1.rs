@@ -1469,6 +1469,8 @@ pub enum CommitRefusal {
     UnknownOutcome = 4,
     /// The commit is beyond a limit or malformed.
     Invalid = 5,
+    /// The context is being exported, and the commit was not applied. Read the flow again after a pause.
+    Frozen = 6,
 }
 impl CommitRefusal {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -1483,6 +1485,7 @@ impl CommitRefusal {
             Self::ContextDeleting => "COMMIT_REFUSAL_CONTEXT_DELETING",
             Self::UnknownOutcome => "COMMIT_REFUSAL_UNKNOWN_OUTCOME",
             Self::Invalid => "COMMIT_REFUSAL_INVALID",
+            Self::Frozen => "COMMIT_REFUSAL_FROZEN",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -1494,6 +1497,7 @@ impl CommitRefusal {
             "COMMIT_REFUSAL_CONTEXT_DELETING" => Some(Self::ContextDeleting),
             "COMMIT_REFUSAL_UNKNOWN_OUTCOME" => Some(Self::UnknownOutcome),
             "COMMIT_REFUSAL_INVALID" => Some(Self::Invalid),
+            "COMMIT_REFUSAL_FROZEN" => Some(Self::Frozen),
             _ => None,
         }
     }

@@ -7404,6 +7404,195 @@ pub mod command_service_server {
         const NAME: &'static str = SERVICE_NAME;
     }
 }
+/// Content of one frame.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ArchiveFrame {
+    /// Kind of the frame.
+    #[prost(oneof = "archive_frame::Content", tags = "1, 2, 3, 4")]
+    pub content: ::core::option::Option<archive_frame::Content>,
+}
+/// Nested message and enum types in `ArchiveFrame`.
+pub mod archive_frame {
+    /// Kind of the frame.
+    #[derive(Clone, PartialEq, ::prost::Oneof)]
+    pub enum Content {
+        /// The first frame: which context this is.
+        #[prost(message, tag = "1")]
+        Manifest(super::ArchiveManifest),
+        /// Actors that the records name.
+        #[prost(message, tag = "2")]
+        Actors(super::ArchiveActors),
+        /// Records of the context.
+        #[prost(message, tag = "3")]
+        Records(super::ArchiveRecords),
+        /// The last frame.
+        #[prost(message, tag = "4")]
+        End(super::ArchiveEnd),
+    }
+}
+/// Which context the file has, and since when.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ArchiveManifest {
+    /// Coordinator that exported it: 32 hex digits.
+    #[prost(string, tag = "1")]
+    pub coordinator: ::prost::alloc::string::String,
+    /// Number of the context.
+    #[prost(uint32, tag = "2")]
+    pub context_id: u32,
+    /// Uid of the context.
+    #[prost(string, tag = "3")]
+    pub context_uid: ::prost::alloc::string::String,
+    /// Snapshot: 32 hex digits.
+    #[prost(string, tag = "4")]
+    pub snapshot_id: ::prost::alloc::string::String,
+    /// Time of the snapshot.
+    #[prost(message, optional, tag = "5")]
+    pub time: ::core::option::Option<::prost_types::Timestamp>,
+    /// Change counter of the context at that time.
+    #[prost(uint64, tag = "6")]
+    pub revision: u64,
+    /// Values of environment variables and references to secrets are left out.
+    #[prost(bool, tag = "7")]
+    pub without_secrets: bool,
+}
+/// Actors that records name.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ArchiveActors {
+    /// The actors, by number.
+    #[prost(message, repeated, tag = "1")]
+    pub actors: ::prost::alloc::vec::Vec<ArchiveActor>,
+    /// Position from which the export goes on behind this frame.
+    #[prost(string, tag = "2")]
+    pub position: ::prost::alloc::string::String,
+}
+/// An actor that records name.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ArchiveActor {
+    /// Number of the actor.
+    #[prost(uint32, tag = "1")]
+    pub id: u32,
+    /// Keys that it has or had, the key in force last.
+    #[prost(message, repeated, tag = "2")]
+    pub keys: ::prost::alloc::vec::Vec<ArchiveActorKey>,
+    /// Where messages to it can be delivered.
+    #[prost(string, repeated, tag = "3")]
+    pub addresses: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Time of its removal; absent: it was not removed.
+    #[prost(message, optional, tag = "4")]
+    pub delete_time: ::core::option::Option<::prost_types::Timestamp>,
+}
+/// A key of an actor.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ArchiveActorKey {
+    /// Ed25519 public key, 64 lower-case hex digits.
+    #[prost(string, tag = "1")]
+    pub key: ::prost::alloc::string::String,
+    /// From when on it counts.
+    #[prost(message, optional, tag = "2")]
+    pub start_time: ::core::option::Option<::prost_types::Timestamp>,
+    /// Until when it counts; absent: without end.
+    #[prost(message, optional, tag = "3")]
+    pub end_time: ::core::option::Option<::prost_types::Timestamp>,
+}
+/// Records of the context.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ArchiveRecords {
+    /// The records. A record that comes again replaces the earlier one, unless it is continued.
+    #[prost(message, repeated, tag = "1")]
+    pub records: ::prost::alloc::vec::Vec<ArchiveRecord>,
+    /// Position from which the export goes on behind this frame.
+    #[prost(string, tag = "2")]
+    pub position: ::prost::alloc::string::String,
+}
+/// One key of the context with its value, or with a part of it.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ArchiveRecord {
+    /// Name of the key as specs/redis-layout.md has it, without the beginning that a layout adds. So are names of keys in values.
+    #[prost(string, tag = "1")]
+    pub key: ::prost::alloc::string::String,
+    /// The value continues that of an earlier record with this key.
+    #[prost(bool, tag = "2")]
+    pub continued: bool,
+    /// Milliseconds until the key expires; 0: never.
+    #[prost(uint64, tag = "3")]
+    pub expires_in_millis: u64,
+    /// The value, or the part of it.
+    #[prost(oneof = "archive_record::Value", tags = "4, 5, 6, 7, 8, 9")]
+    pub value: ::core::option::Option<archive_record::Value>,
+}
+/// Nested message and enum types in `ArchiveRecord`.
+pub mod archive_record {
+    /// The value, or the part of it.
+    #[derive(Clone, PartialEq, ::prost::Oneof)]
+    pub enum Value {
+        /// Fields and their values.
+        #[prost(message, tag = "4")]
+        Hash(super::ArchivePairs),
+        /// Members.
+        #[prost(message, tag = "5")]
+        Set(super::ArchiveItems),
+        /// Members and their scores, as numbers in decimal, `inf` or `-inf`.
+        #[prost(message, tag = "6")]
+        SortedSet(super::ArchivePairs),
+        /// Items, from the left.
+        #[prost(message, tag = "7")]
+        List(super::ArchiveItems),
+        /// Bytes.
+        #[prost(bytes, tag = "8")]
+        Text(::prost::bytes::Bytes),
+        /// Entries, from the oldest on.
+        #[prost(message, tag = "9")]
+        Stream(super::ArchiveEntries),
+    }
+}
+/// Several values.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ArchiveItems {
+    /// The values.
+    #[prost(bytes = "bytes", repeated, tag = "1")]
+    pub items: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
+}
+/// Several pairs.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ArchivePairs {
+    /// The pairs.
+    #[prost(message, repeated, tag = "1")]
+    pub pairs: ::prost::alloc::vec::Vec<ArchivePair>,
+}
+/// A name and a value.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ArchivePair {
+    /// Field or member.
+    #[prost(bytes = "bytes", tag = "1")]
+    pub name: ::prost::bytes::Bytes,
+    /// Value or score.
+    #[prost(bytes = "bytes", tag = "2")]
+    pub value: ::prost::bytes::Bytes,
+}
+/// Several entries of a stream.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ArchiveEntries {
+    /// The entries.
+    #[prost(message, repeated, tag = "1")]
+    pub entries: ::prost::alloc::vec::Vec<ArchiveEntry>,
+}
+/// An entry of a stream.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ArchiveEntry {
+    /// Id of the entry: `<number>-<number>`.
+    #[prost(string, tag = "1")]
+    pub id: ::prost::alloc::string::String,
+    /// Fields of the entry, in their order.
+    #[prost(message, repeated, tag = "2")]
+    pub fields: ::prost::alloc::vec::Vec<ArchivePair>,
+}
+/// Ends the file.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ArchiveEnd {
+    /// Number of frames before this one.
+    #[prost(uint64, tag = "1")]
+    pub frames: u64,
+}
 /// Switches of a context.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ContextSettings {
@@ -7695,6 +7884,81 @@ pub struct DeleteContextRequest {
 /// Confirms that the context is gone.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DeleteContextResponse {}
+/// Asks for an export of a context.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ExportContextRequest {
+    /// Context to export.
+    #[prost(uint32, tag = "1")]
+    pub context_id: u32,
+    /// Leaves out the values of environment variables, and references to secrets in runner records.
+    #[prost(bool, tag = "2")]
+    pub without_secrets: bool,
+    /// Where to continue an export that broke off; absent: from the beginning, with a new snapshot.
+    #[prost(message, optional, tag = "3")]
+    pub resume: ::core::option::Option<ExportPosition>,
+}
+/// Position in an export, behind its last whole frame.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ExportPosition {
+    /// Snapshot that the export is of: from its manifest.
+    #[prost(string, tag = "1")]
+    pub snapshot_id: ::prost::alloc::string::String,
+    /// Number of whole frames.
+    #[prost(uint64, tag = "2")]
+    pub frames: u64,
+    /// Digest of the last whole frame, as 64 lower-case hex digits.
+    #[prost(string, tag = "3")]
+    pub digest: ::prost::alloc::string::String,
+    /// Position that the last whole frame names.
+    #[prost(string, tag = "4")]
+    pub position: ::prost::alloc::string::String,
+}
+/// Gives a piece of the export.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ExportContextResponse {
+    /// Next bytes of the file. A piece ends anywhere in a frame.
+    #[prost(bytes = "bytes", tag = "1")]
+    pub data: ::prost::bytes::Bytes,
+}
+/// Begins an import, or gives up an earlier one.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ImportStart {
+    /// Fate of flows that run.
+    #[prost(enumeration = "ImportedFlows", tag = "1")]
+    pub running: i32,
+    /// Actors of this coordinator that are accepted as the actors of the same numbers in the file, although they have other keys.
+    #[prost(uint32, repeated, tag = "2")]
+    pub accepted_actors: ::prost::alloc::vec::Vec<u32>,
+    /// Context whose unfinished import is given up and removed; 0: none. Nothing is imported then.
+    #[prost(uint32, tag = "3")]
+    pub abandon_context_id: u32,
+}
+/// Brings a piece of an export.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ImportContextRequest {
+    /// Beginning, with the first message.
+    #[prost(message, optional, tag = "1")]
+    pub start: ::core::option::Option<ImportStart>,
+    /// Next bytes of the file. A piece ends anywhere in a frame.
+    #[prost(bytes = "bytes", tag = "2")]
+    pub data: ::prost::bytes::Bytes,
+}
+/// Tells how far the import is.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ImportContextResponse {
+    /// Frames that are taken, from the beginning of the file.
+    #[prost(uint64, tag = "1")]
+    pub frames: u64,
+    /// Records that this call has written.
+    #[prost(uint64, tag = "2")]
+    pub records: u64,
+    /// The context, with the last answer.
+    #[prost(message, optional, tag = "3")]
+    pub context: ::core::option::Option<Context>,
+    /// Flows that were cancelled, with the last answer.
+    #[prost(uint64, tag = "4")]
+    pub cancelled_flows: u64,
+}
 /// State of a context: in use, or being removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
@@ -7789,6 +8053,39 @@ impl ContextUsageKind {
             "CONTEXT_USAGE_KIND_BLOBS" => Some(Self::Blobs),
             "CONTEXT_USAGE_KIND_RUNNERS" => Some(Self::Runners),
             "CONTEXT_USAGE_KIND_REQUESTS" => Some(Self::Requests),
+            _ => None,
+        }
+    }
+}
+/// Fate of flows that run in an imported context.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum ImportedFlows {
+    /// Same as IMPORTED_FLOWS_RESUME.
+    Unspecified = 0,
+    /// Flows continue. Their attempts are not known here and count as lost.
+    Resume = 1,
+    /// Flows are cancelled.
+    Cancel = 2,
+}
+impl ImportedFlows {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "IMPORTED_FLOWS_UNSPECIFIED",
+            Self::Resume => "IMPORTED_FLOWS_RESUME",
+            Self::Cancel => "IMPORTED_FLOWS_CANCEL",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "IMPORTED_FLOWS_UNSPECIFIED" => Some(Self::Unspecified),
+            "IMPORTED_FLOWS_RESUME" => Some(Self::Resume),
+            "IMPORTED_FLOWS_CANCEL" => Some(Self::Cancel),
             _ => None,
         }
     }
@@ -8040,6 +8337,70 @@ pub mod context_service_client {
                 .insert(GrpcMethod::new("mycora.v1.ContextService", "GetContextUsage"));
             self.inner.unary(req, path, codec).await
         }
+        /// Exports a context as the bytes of a file: a snapshot of all its records. While the export goes on, and up to 60 seconds after its
+        /// last frame was sent, the context can be read but takes no changes (`CONTEXT_FROZEN`); running flows wait meanwhile. A stream that
+        /// broke off is continued with `resume`. Admins of the context may, and the bootstrap identity.
+        ///
+        /// Errors: INVALID_ARGUMENT (the position), NOT_FOUND (also where the caller has no role), PERMISSION_DENIED, FAILED_PRECONDITION
+        /// (`SNAPSHOT_GONE`, `CONTEXT_DELETING`), RESOURCE_EXHAUSTED (`SLOW_CONSUMER`: the answers were not read fast enough), UNAVAILABLE
+        /// (`CONTEXT_FROZEN`: another export is under way).
+        pub async fn export_context(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ExportContextRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::ExportContextResponse>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.ContextService/ExportContext",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.ContextService", "ExportContext"));
+            self.inner.server_streaming(req, path, codec).await
+        }
+        /// Imports a context from the bytes of a file that `ExportContext` gave, under its number and uid. The context appears when the file
+        /// is complete. The caller sends the frame with the manifest, and waits for the first answer: it tells how many frames are taken
+        /// already, and the caller goes on behind them. The bootstrap identity alone may.
+        ///
+        /// Errors: INVALID_ARGUMENT (`ARCHIVE_UNUSABLE`: the file is truncated, altered or no export), ALREADY_EXISTS (`CONTEXT_EXISTS`),
+        /// FAILED_PRECONDITION (`ACTOR_CONFLICT`: an actor has another key here; `IMPORT_UNDER_WAY`: another file of the context is being
+        /// imported), NOT_FOUND (an import that is to be given up), RESOURCE_EXHAUSTED (`STORE_FULL`).
+        pub async fn import_context(
+            &mut self,
+            request: impl tonic::IntoStreamingRequest<
+                Message = super::ImportContextRequest,
+            >,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::ImportContextResponse>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.ContextService/ImportContext",
+            );
+            let mut req = request.into_streaming_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.ContextService", "ImportContext"));
+            self.inner.streaming(req, path, codec).await
+        }
         /// Removes a context with everything in it, here and at its supervisors. From the first moment on
         /// the context takes no changes; its flows end with it. The answer comes when nothing is left: repeat a call that
         /// was interrupted. Admins of the context may, and the bootstrap identity.
@@ -8147,6 +8508,46 @@ pub mod context_service_server {
             request: tonic::Request<super::GetContextUsageRequest>,
         ) -> std::result::Result<
             tonic::Response<super::GetContextUsageResponse>,
+            tonic::Status,
+        >;
+        /// Server streaming response type for the ExportContext method.
+        type ExportContextStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::ExportContextResponse, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        /// Exports a context as the bytes of a file: a snapshot of all its records. While the export goes on, and up to 60 seconds after its
+        /// last frame was sent, the context can be read but takes no changes (`CONTEXT_FROZEN`); running flows wait meanwhile. A stream that
+        /// broke off is continued with `resume`. Admins of the context may, and the bootstrap identity.
+        ///
+        /// Errors: INVALID_ARGUMENT (the position), NOT_FOUND (also where the caller has no role), PERMISSION_DENIED, FAILED_PRECONDITION
+        /// (`SNAPSHOT_GONE`, `CONTEXT_DELETING`), RESOURCE_EXHAUSTED (`SLOW_CONSUMER`: the answers were not read fast enough), UNAVAILABLE
+        /// (`CONTEXT_FROZEN`: another export is under way).
+        async fn export_context(
+            &self,
+            request: tonic::Request<super::ExportContextRequest>,
+        ) -> std::result::Result<
+            tonic::Response<Self::ExportContextStream>,
+            tonic::Status,
+        >;
+        /// Server streaming response type for the ImportContext method.
+        type ImportContextStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::ImportContextResponse, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        /// Imports a context from the bytes of a file that `ExportContext` gave, under its number and uid. The context appears when the file
+        /// is complete. The caller sends the frame with the manifest, and waits for the first answer: it tells how many frames are taken
+        /// already, and the caller goes on behind them. The bootstrap identity alone may.
+        ///
+        /// Errors: INVALID_ARGUMENT (`ARCHIVE_UNUSABLE`: the file is truncated, altered or no export), ALREADY_EXISTS (`CONTEXT_EXISTS`),
+        /// FAILED_PRECONDITION (`ACTOR_CONFLICT`: an actor has another key here; `IMPORT_UNDER_WAY`: another file of the context is being
+        /// imported), NOT_FOUND (an import that is to be given up), RESOURCE_EXHAUSTED (`STORE_FULL`).
+        async fn import_context(
+            &self,
+            request: tonic::Request<tonic::Streaming<super::ImportContextRequest>>,
+        ) -> std::result::Result<
+            tonic::Response<Self::ImportContextStream>,
             tonic::Status,
         >;
         /// Removes a context with everything in it, here and at its supervisors. From the first moment on
@@ -8508,6 +8909,100 @@ pub mod context_service_server {
                                 max_encoding_message_size,
                             );
                         let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.ContextService/ExportContext" => {
+                    #[allow(non_camel_case_types)]
+                    struct ExportContextSvc<T: ContextService>(pub Arc<T>);
+                    impl<
+                        T: ContextService,
+                    > tonic::server::ServerStreamingService<super::ExportContextRequest>
+                    for ExportContextSvc<T> {
+                        type Response = super::ExportContextResponse;
+                        type ResponseStream = T::ExportContextStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ExportContextRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as ContextService>::export_context(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ExportContextSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.server_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.ContextService/ImportContext" => {
+                    #[allow(non_camel_case_types)]
+                    struct ImportContextSvc<T: ContextService>(pub Arc<T>);
+                    impl<
+                        T: ContextService,
+                    > tonic::server::StreamingService<super::ImportContextRequest>
+                    for ImportContextSvc<T> {
+                        type Response = super::ImportContextResponse;
+                        type ResponseStream = T::ImportContextStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<
+                                tonic::Streaming<super::ImportContextRequest>,
+                            >,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as ContextService>::import_context(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ImportContextSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.streaming(method, req).await;
                         Ok(res)
                     };
                     Box::pin(fut)

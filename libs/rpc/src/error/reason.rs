@@ -95,6 +95,18 @@ reasons! {
     NodesMissing = "NODES_MISSING" as [FailedPrecondition],
     /// The context is being deleted; it can only be read.
     ContextDeleting = "CONTEXT_DELETING" as [FailedPrecondition],
+    /// The context is being exported: it can only be read until then.
+    ContextFrozen = "CONTEXT_FROZEN" as [Unavailable],
+    /// The snapshot of an export is over: the context may have changed since. Begin a new export.
+    SnapshotGone = "SNAPSHOT_GONE" as [FailedPrecondition],
+    /// The export of a context is truncated, altered, or none at all; the message says where.
+    ArchiveUnusable = "ARCHIVE_UNUSABLE" as [InvalidArgument],
+    /// There is a context of this number or uid already.
+    ContextExists = "CONTEXT_EXISTS" as [AlreadyExists],
+    /// An actor that an export names has another key here.
+    ActorConflict = "ACTOR_CONFLICT" as [FailedPrecondition],
+    /// Another export of the same context is being imported: finish that import, or give it up.
+    ImportUnderWay = "IMPORT_UNDER_WAY" as [FailedPrecondition],
     /// The last admin of a context cannot be removed.
     LastAdmin = "LAST_ADMIN" as [FailedPrecondition],
     /// A file that is referred to was not put before.

@@ -3,6 +3,9 @@
 mod audit;
 mod change;
 mod delete;
+mod export;
+mod import;
+mod moving_progress;
 mod retention;
 
 use clap::{Args, Subcommand};
@@ -10,6 +13,8 @@ use clap::{Args, Subcommand};
 pub use self::audit::ContextAuditArgs;
 pub use self::change::{ContextCreateArgs, ContextSwitch, ContextUpdateArgs};
 pub use self::delete::ContextDeleteArgs;
+pub use self::export::ContextExportArgs;
+pub use self::import::{ContextImportArgs, RunningFlows};
 pub use self::retention::RetentionBound;
 use super::{CliSession, values};
 use crate::failure::CliError;
@@ -36,6 +41,12 @@ pub enum ContextCommand {
     /// Show how much a context has of each kind, and the bounds of what is kept
     #[command(after_help = USAGE_HELP)]
     Usage(ContextShowArgs),
+    /// Write a context with everything in it to a file. For admins of the context
+    #[command(after_help = export::AFTER_HELP)]
+    Export(ContextExportArgs),
+    /// Bring a context from a file that `context export` wrote, with --as admin
+    #[command(after_help = import::AFTER_HELP)]
+    Import(ContextImportArgs),
     /// Remove a context with everything in it, here and at its supervisors
     #[command(after_help = "Example:\n  mycora context delete 3 --yes")]
     Delete(ContextDeleteArgs),
@@ -75,6 +86,8 @@ pub async fn run(session: &CliSession, command: &ContextCommand) -> Result<(), C
         }
         ContextCommand::Update(args) => change::update(session, args).await,
         ContextCommand::Audit(args) => audit::run(session, args).await,
+        ContextCommand::Export(args) => export::run(session, args).await,
+        ContextCommand::Import(args) => import::run(session, args).await,
         ContextCommand::Delete(args) => delete::run(session, args).await,
     }
 }

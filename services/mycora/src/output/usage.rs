@@ -94,7 +94,8 @@ pub(super) fn own_bounds(retention: v1::ContextRetention) -> Vec<(&'static str, 
 }
 
 /// `512 B`, `3.4 KiB`, `12 MiB`, `1.0 GiB`.
-fn bytes(count: u64) -> String {
+#[must_use]
+pub fn bytes(count: u64) -> String {
     const UNITS: [&str; 4] = ["KiB", "MiB", "GiB", "TiB"];
     if count < 1024 {
         return format!("{count} B");

@@ -9,6 +9,7 @@ mod detached;
 mod dist;
 mod doctor;
 mod messages;
+mod moving;
 mod objects;
 mod operating;
 mod pages;

@@ -1,6 +1,6 @@
 //! One step of one flow, and the answer to its commit.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use flow::engine::{
     Destinations, Engine, FlowStepOutput, NoDestination, PlacementRequest, StepEnvironment, Stop,
@@ -15,6 +15,9 @@ use crate::destinations::{ContextRunners, RunnerLoad};
 use crate::loaded_flow::{FlowKey, FlowPhase, LoadedFlow, STEP_NODES_MAX};
 use crate::message_ids::{self, MessageIdSupply};
 use crate::step_span::StepSpan;
+
+/// Pause between two tries to store a step while its context is exported.
+const FROZEN_PATIENCE: Duration = Duration::from_secs(1);
 
 impl Destinations for ContextRunners<'_> {
     fn choose(&mut self, node: &PlacementRequest<'_>) -> Result<RunnerId, NoDestination> {
@@ -247,6 +250,12 @@ impl Driver {
                 }
             }
             CommitRefusal::Fenced | CommitRefusal::UnknownOutcome => run.reload = true,
+            // Nothing of the step is stored. The flow leaves room in the window of commits for those of other contexts.
+            CommitRefusal::Frozen => {
+                run.reload = true;
+                self.flows.insert(key, run);
+                return self.enqueue_within(key, FROZEN_PATIENCE);
+            }
             // A new flow may have been made under its number meanwhile.
             CommitRefusal::Gone if run.reload => {}
             CommitRefusal::Gone | CommitRefusal::ContextDeleting => return self.forget(key, run),

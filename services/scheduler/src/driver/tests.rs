@@ -172,6 +172,31 @@ async fn a_report_received_before_a_flow_is_stored_is_applied_afterwards() {
 }
 
 #[tokio::test]
+async fn a_step_of_a_frozen_context_is_made_again_later_and_leaves_room_for_others() {
+    let mut stage = Stage::new();
+    stage.add_runner();
+    let (begun, stored) = stage.begin();
+    let report = ended(&stored);
+    stage.stored(begun, stored);
+    stage.take(SchedulerEvent::Reports(vec![((ROUTER, 1), report)]));
+    let commit_id = stage.driver.committing.keys().next().expect("a step is being stored").clone();
+    let refusal = proto::internal::v1::CommitRefusal::Frozen.into();
+    stage.driver.committed(&CommitResponse { commit_id, refusal, ..Default::default() });
+    stage.driver.go_on();
+    assert!(stage.driver.committing.is_empty(), "others can be stored");
+    let key = (CONTEXT, FLOW);
+    let run = &stage.driver.flows[&key];
+    let later = run.awaited.expect("a later time");
+    assert!(run.reload && !run.queued && later > Timestamp::now(), "{later}");
+    assert!(stage.driver.due.contains(&(later, key)));
+    // Then the flow is read, and the report is taken up once more.
+    stage.driver.enqueue(key);
+    stage.driver.go_on();
+    assert_eq!(stage.job(), None, "it is being read");
+    assert!(!stage.driver.flows[&key].is_quiet());
+}
+
+#[tokio::test]
 async fn a_flow_is_read_whose_lease_was_lost_between() {
     for is_held_again in [false, true] {
         let mut stage = Stage::new();

@@ -151,6 +151,8 @@ pub(crate) enum CommitRejectionKind {
     Gone,
     /// The context is being deleted.
     ContextDeleting,
+    /// The context is being exported: the commit was not applied.
+    Frozen,
     /// The commit may have been applied: send it again.
     UnknownOutcome,
     /// The commit can never be applied.
@@ -182,6 +184,7 @@ impl CommitRejection {
             Error::ContextDeleting => CommitRejectionKind::ContextDeleting,
             // The commit was not applied. A resend shows what has become of its flow.
             Error::StoreWentBack => CommitRejectionKind::UnknownOutcome,
+            Error::ContextFrozen => CommitRejectionKind::Frozen,
             Error::Store(kv::Error::Refused { code, message }) => {
                 let kind = match code.as_str() {
                     "FENCED" => CommitRejectionKind::Fenced,

@@ -3,14 +3,16 @@
 use bytes::Bytes;
 use keys::FlowRef;
 use kv::{Cmd, Value};
-use model::{ContextEvent, ContextId, FlowId, FlowInput, FlowStatus, Timestamp, limits};
+use model::{ActorId, Context, ContextEvent, ContextId, FlowId, FlowInput, FlowStatus, Timestamp, limits};
 use serde::Serialize;
 
 use crate::error::{Error, Result};
 use crate::flows::lifecycle::FlowInContext;
 use crate::idempotency::{IdempotencyKey, hash_of};
+use crate::record::flow::StoredFlow;
 use crate::scripts;
-use crate::store::{PERMISSION_TRIES, RequestPrincipal, Store, TenantStore};
+use crate::store::{PERMISSION_TRIES, RequestPrincipal, Store, StoreChange, TenantStore};
+use crate::tenants::actors::BOOTSTRAP;
 use crate::tenants::audit::AuditRecord;
 use crate::tenants::permission::ContextAction;
 
@@ -26,6 +28,62 @@ pub(crate) struct PushedFlowInput {
     pub(crate) json: Bytes,
     /// Payload that is stored with a signal.
     pub(crate) payload: String,
+}
+
+/// An input that is about to be stored.
+struct FlowInputPush<'a> {
+    context: &'a Context,
+    flow: &'a StoredFlow,
+    pushed: &'a PushedFlowInput,
+    actor: ActorId,
+    request: Option<&'a IdempotencyKey>,
+}
+
+impl FlowInputPush<'_> {
+    fn change(
+        &self,
+        tenant: &TenantStore,
+        audit_record: Option<&AuditRecord>,
+        now: Timestamp,
+    ) -> StoreChange {
+        let Self { context, flow: stored, pushed, actor, request } = *self;
+        let (flow, keys) = (stored.flow.id, &tenant.keys);
+        let (record, nodes) = (keys.flow(flow), keys.flow_nodes(flow));
+        let (inputs, signals) = (keys.flow_inputs(flow), keys.flow_signals(flow));
+        let request_key = request.map(|request| keys.request(actor, &request.id));
+        let mut touched = scripts::PUSH_INPUT
+            .keys([
+                ("flow", &record),
+                ("inputs", &inputs),
+                ("signals", &signals),
+                ("flows_active", &tenant.flows_active),
+                ("nodes", &nodes),
+            ])
+            .to_vec();
+        touched.extend(request_key.as_deref());
+        let (kind, more) = kind_of(flow, pushed, actor, now);
+        tenant
+            .begin_by(audit_record, &scripts::PUSH_INPUT, &touched, Some(context.uid), now)
+            .named(kv::named![
+                context_revision: context.revision.0,
+                flow: flow.0,
+                flow_uid: &stored.flow.uid.to_string(),
+                input: &pushed.json[..],
+                request_hash: hash_of(request),
+                request_secs: limits::REQUEST_ID_KEEP_SECS,
+                inputs_max: limits::FLOW_INPUTS_MAX,
+                signals_max: limits::FLOW_SIGNALS_MAX,
+                kind: kind,
+            ])
+            .args(&more)
+    }
+}
+
+/// Reads the answer of the script: the revision, if it was raised, and whether nothing changed.
+fn read_answer(value: Value) -> kv::Result<(Option<u64>, bool)> {
+    let [revision, unchanged] = value.tuple()?;
+    let revision = revision.uint()?;
+    Ok(((revision > 0).then_some(revision), unchanged.int()? == 1))
 }
 
 impl Store {
@@ -45,41 +103,9 @@ impl Store {
             let (tenant, stored, context) = self.changeable_flow(context, flow, asker, action).await?;
             let audit_record =
                 AuditRecord::of(Some(actor), action, format_args!("flow {flow}")).with_request_id(request);
-            let keys = &tenant.keys;
-            let (record, nodes) = (keys.flow(flow), keys.flow_nodes(flow));
-            let (inputs, signals) = (keys.flow_inputs(flow), keys.flow_signals(flow));
-            let request_key = request.map(|request| keys.request(actor, &request.id));
-            let mut touched = scripts::PUSH_INPUT
-                .keys([
-                    ("flow", &record),
-                    ("inputs", &inputs),
-                    ("signals", &signals),
-                    ("flows_active", &tenant.flows_active),
-                    ("nodes", &nodes),
-                ])
-                .to_vec();
-            touched.extend(request_key.as_deref());
-            let (kind, more) = kind_of(flow, pushed, actor, now);
-            let change = tenant
-                .begin_by(Some(&audit_record), &scripts::PUSH_INPUT, &touched, Some(context.uid), now)
-                .named(kv::named![
-                    context_revision: context.revision.0,
-                    flow: flow.0,
-                    flow_uid: &stored.flow.uid.to_string(),
-                    input: &pushed.json[..],
-                    request_hash: hash_of(request),
-                    request_secs: limits::REQUEST_ID_KEEP_SECS,
-                    inputs_max: limits::FLOW_INPUTS_MAX,
-                    signals_max: limits::FLOW_SIGNALS_MAX,
-                    kind: kind,
-                ])
-                .args(&more);
-            let read = |value: Value| {
-                let [revision, unchanged] = value.tuple()?;
-                let revision = revision.uint()?;
-                Ok(((revision > 0).then_some(revision), unchanged.int()? == 1))
-            };
-            match tenant.apply(change, read).await {
+            let push = FlowInputPush { context: &context, flow: &stored, pushed, actor, request };
+            let change = push.change(&tenant, Some(&audit_record), now);
+            match tenant.apply(change, read_answer).await {
                 Err(Error::ContextChanged(_)) => {}
                 Err(error) => return Err(error),
                 Ok(unchanged) => {
@@ -89,6 +115,36 @@ impl Store {
             }
         }
         Err(Error::ContextChanged(context))
+    }
+
+    /// Has a flow cancelled that was interrupted, because its context was imported here. Nobody asks for it but the import.
+    ///
+    /// # Errors
+    /// [`Error::WrongState`] when the flow does not run.
+    pub(crate) async fn cancel_interrupted(
+        &self,
+        tenant: &TenantStore,
+        flow: FlowId,
+        now: Timestamp,
+    ) -> Result<()> {
+        let input = FlowInput::Cancel { grace_secs: 0 };
+        let json = serde_json::to_vec(&input).expect("plain values are JSON").into();
+        let pushed = PushedFlowInput { input, json, payload: String::new() };
+        for _ in 0..PERMISSION_TRIES {
+            let (stored, context) = (self.stored_flow(tenant, flow).await?, self.context(tenant.id).await?.1);
+            let push = FlowInputPush {
+                context: &context,
+                flow: &stored,
+                pushed: &pushed,
+                actor: BOOTSTRAP,
+                request: None,
+            };
+            match tenant.apply(push.change(tenant, None, now), read_answer).await {
+                Err(Error::ContextChanged(_)) => {}
+                result => return result.map(drop),
+            }
+        }
+        Err(Error::ContextChanged(tenant.id))
     }
 
     /// Reads the inputs after the `known` oldest, up to the size of a page. The caller asks again until

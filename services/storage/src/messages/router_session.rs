@@ -248,6 +248,7 @@ impl RouterMessageSession {
                     tracing::warn!(%context, %error, "messages will be settled later");
                     lock(&self.unsettled).push((context, settled));
                 }
+                Err(Error::ContextFrozen) => lock(&self.unsettled).push((context, settled)),
                 result => {
                     self.report(&self.hub.store().tenant_unchecked(context), result);
                     self.router.forget(context, settled.iter().map(|one| one.key));
@@ -264,7 +265,8 @@ impl RouterMessageSession {
 
     fn report(&self, tenant: &TenantStore, result: Result<()>) {
         match result {
-            Ok(()) | Err(Error::NotFound(_) | Error::ContextDeleting) => {}
+            // A context that is exported announces the end of that.
+            Ok(()) | Err(Error::NotFound(_) | Error::ContextDeleting | Error::ContextFrozen) => {}
             Err(error) => {
                 let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
                 tracing::warn!(context = %tenant.id, %error, cause, "looking for messages failed, trying again later");

@@ -5,10 +5,10 @@ use model::{ActorId, ContextId, Revision, Timestamp, Violations};
 use proto::convert;
 use proto::v1::context_service_server::ContextService;
 use proto::{required, v1};
-use tonic::{Request, Response, Status};
+use tonic::{Request, Response, Status, Streaming};
 
 use super::status::checked;
-use super::{StorageRpc, request_of, who};
+use super::{StorageResponseStream, StorageRpc, request_of, who};
 use crate::error::Error;
 use crate::pages::PageRequest;
 use crate::tenants::audit;
@@ -127,6 +127,29 @@ impl ContextService for StorageRpc {
             retention: Some(convert::context::retention_to_wire(usage.retention)),
             entries: usage.entries.into_iter().map(usage_to_wire).collect(),
         }))
+    }
+
+    type ExportContextStream = StorageResponseStream<v1::ExportContextResponse>;
+
+    async fn export_context(
+        &self,
+        request: Request<v1::ExportContextRequest>,
+    ) -> Result<Response<Self::ExportContextStream>, Status> {
+        let actor = who(Caller::of(&request)?)?;
+        Ok(Response::new(self.begin_export(actor, request.into_inner()).await?))
+    }
+
+    type ImportContextStream = StorageResponseStream<v1::ImportContextResponse>;
+
+    async fn import_context(
+        &self,
+        request: Request<Streaming<v1::ImportContextRequest>>,
+    ) -> Result<Response<Self::ImportContextStream>, Status> {
+        // The policy lets nobody else in.
+        if who(Caller::of(&request)?)?.is_some() {
+            return Err(Error::NotAllowed("actors do not import contexts".to_owned()).into());
+        }
+        Ok(Response::new(self.begin_import(request.into_inner())))
     }
 
     async fn delete_context(

@@ -82,6 +82,7 @@ async fn apply(rpc: &StorageRpc, request: wire::CommitRequest) -> wire::CommitRe
                 CommitRejectionKind::Fenced => wire::CommitRefusal::Fenced,
                 CommitRejectionKind::Gone => wire::CommitRefusal::Gone,
                 CommitRejectionKind::ContextDeleting => wire::CommitRefusal::ContextDeleting,
+                CommitRejectionKind::Frozen => wire::CommitRefusal::Frozen,
                 CommitRejectionKind::UnknownOutcome => wire::CommitRefusal::UnknownOutcome,
                 CommitRejectionKind::Invalid => wire::CommitRefusal::Invalid,
             };

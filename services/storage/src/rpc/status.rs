@@ -7,7 +7,10 @@ use model::Violations;
 use tonic::Status;
 
 use crate::error::{Error, WrongState};
+use crate::moving::ImportRefusal;
 
+/// Delay before a retry while a context is exported.
+const RETRY_WHEN_FROZEN: Duration = Duration::from_secs(2);
 /// Delay before a retry when the store has no room.
 const RETRY_WHEN_FULL: Duration = Duration::from_secs(5);
 
@@ -33,6 +36,12 @@ impl From<Error> for ::rpc::Error {
                 new(ErrorKind::FailedPrecondition, RpcReason::BlobMissing).with("sha256", hash)
             }
             Error::ContextDeleting => new(ErrorKind::FailedPrecondition, RpcReason::ContextDeleting),
+            Error::ContextFrozen => {
+                new(ErrorKind::Unavailable, RpcReason::ContextFrozen).retry_after(RETRY_WHEN_FROZEN)
+            }
+            Error::ReaderTooSlow { .. } => new(ErrorKind::ResourceExhausted, RpcReason::SlowConsumer),
+            Error::SnapshotGone => new(ErrorKind::FailedPrecondition, RpcReason::SnapshotGone),
+            Error::Import(ref refusal) => of_import(refusal, error.to_string()),
             Error::ContextChanged(_) => new(ErrorKind::Aborted, RpcReason::RevisionMismatch),
             Error::Changed(_) => new(ErrorKind::Aborted, RpcReason::RevisionMismatch),
             Error::LeaseLost => new(ErrorKind::Aborted, RpcReason::LeaseLost),
@@ -74,6 +83,21 @@ impl From<Error> for Status {
     fn from(error: Error) -> Self {
         ::rpc::Error::from(error).into_status()
     }
+}
+
+fn of_import(refusal: &ImportRefusal, message: String) -> ::rpc::Error {
+    let (kind, reason) = match refusal {
+        ImportRefusal::Unusable(_) => {
+            let mut violations = Violations::new();
+            violations.add("data", &message);
+            (ErrorKind::InvalidArgument(violations), RpcReason::ArchiveUnusable)
+        }
+        ImportRefusal::ContextExists(_) => (ErrorKind::AlreadyExists, RpcReason::ContextExists),
+        ImportRefusal::ActorConflict(_) => (ErrorKind::FailedPrecondition, RpcReason::ActorConflict),
+        ImportRefusal::UnderWay(_) => (ErrorKind::FailedPrecondition, RpcReason::ImportUnderWay),
+        ImportRefusal::Gone(_) => (ErrorKind::Aborted, RpcReason::RevisionMismatch),
+    };
+    ::rpc::Error::new(kind, reason, message)
 }
 
 /// Error for a full store. Deletions make room, and so do records that expire.

@@ -8,6 +8,8 @@ local there = redis.call('HMGET', KEYS.context, 'uid', 'emptied', 'state')
 if there[1] and there[2] and there[1] ~= ARGV.uid then
   redis.call('DEL', KEYS.context)
 elseif there[1] then
+  -- A context that is being imported is not complete: nobody may publish it.
+  if there[3] == 'importing' then return refuse('CONTEXT_RESERVED', ARGV.context) end
   if there[1] ~= ARGV.uid then return refuse('CONTEXT_EXISTS', ARGV.context) end
   if there[3] ~= 'active' then return refuse('CONTEXT_GONE', 'the context that this request made is being removed') end
   return 0

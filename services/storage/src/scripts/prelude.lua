@@ -34,15 +34,18 @@ local function has_gone_back()
 end
 
 -- Returns a refusal if the context takes no changes; otherwise nothing, and its revision. With `removing`, the script may run in a
--- context that is being removed.
-local function closed(removing)
-  local context = redis.call('HMGET', KEYS.context, 'uid', 'state', 'revision')
+-- context that is being removed; with `frozen`, in one that is being exported.
+local function closed(removing, frozen)
+  local context = redis.call('HMGET', KEYS.context, 'uid', 'state', 'revision', 'frozen_until')
   if not context[1] then return refuse('CONTEXT_GONE', 'the context does not exist') end
   if ARGV.uid ~= '' and context[1] ~= ARGV.uid then
     return refuse('CONTEXT_GONE', 'the context is another one by now')
   end
   if removing then return nil, context[3] end
   if context[2] ~= 'active' then return refuse('CONTEXT_DELETING', 'the context is being deleted') end
+  if context[4] and not frozen and tonumber(context[4]) > tonumber(ARGV.now) then
+    return refuse('CONTEXT_FROZEN', 'the context is being exported')
+  end
   if has_gone_back() then return refuse('STORE_WENT_BACK', 'a change is gone that was seen') end
   return nil, context[3]
 end

@@ -24,6 +24,7 @@ end
 -- Returns why an id is not free. A reservation lapses if its storage died before it wrote the context.
 local function why_not(id)
   if redis.call('SISMEMBER', KEYS.contexts, id) == 1 then return 'CONTEXT_EXISTS' end
+  if redis.call('HEXISTS', KEYS.ids, 'importing:' .. id) == 1 then return 'CONTEXT_RESERVED' end
   local reserved = redis.call('HGET', KEYS.ids, 'context:' .. id)
   local made_at = reserved and tonumber(string.match(reserved, ' ([%d.]+)$'))
   return made_at and made_at > tonumber(ARGV.reserved_from) and 'CONTEXT_RESERVED'

@@ -92,7 +92,7 @@ impl Store {
     }
 
     /// Returns true and the revision if the actor was made now, else false and the id of the one made before.
-    async fn register(
+    pub(crate) async fn register(
         &self,
         actor: &Actor,
         request: Option<&IdempotencyKey>,

@@ -29,6 +29,8 @@ use crate::watch::events::{EventHub, Hint};
 const KEYS_MAX: usize = 900;
 /// The pause after a failure.
 const RETRY: Duration = Duration::from_secs(1);
+/// State of a context that is being imported: nobody sees it yet.
+const IMPORTING: &str = "importing";
 /// Contexts that are looked at at once.
 const CONTEXTS_AT_ONCE: usize = 16;
 
@@ -82,11 +84,17 @@ impl ContextRemovals {
         let begun = self.0.hub.store().begin_context_removal((id, expected), actor, request, now).await?;
         // Without a value, the same request has removed the context before.
         let Some((tenant, uid)) = begun else { return Ok(()) };
-        while record_of(&tenant).await?.is_some_and(|(known, _)| known == uid) {
-            // The sender lives as long as this value.
-            let _ = looks.changed().await;
-        }
-        Ok(())
+        until_gone(&tenant, uid, &mut looks).await
+    }
+
+    /// Removes what the unfinished import of a context has written. Returns when nothing is left. The removal continues even if this
+    /// future is dropped.
+    pub(crate) async fn abandon_import(&self, id: ContextId, now: Timestamp) -> Result<()> {
+        let mut looks = self.looks();
+        let store = self.0.hub.store();
+        let (tenant, uid) = store.abandon_import(id, now).await?;
+        until_gone(&tenant, uid, &mut looks).await?;
+        store.forget_import(id, uid).await
     }
 
     /// Returns the contexts that supervisors have yet to forget.
@@ -236,15 +244,26 @@ impl ContextRemovals {
     }
 }
 
-/// Uid and state of a context; nothing when there is none.
+/// Waits until the record of a context that is being removed is gone.
+async fn until_gone(tenant: &TenantStore, uid: ContextUid, looks: &mut watch::Receiver<u64>) -> Result<()> {
+    while record_of(tenant).await?.is_some_and(|(known, _)| known == uid) {
+        // The sender lives as long as the removals.
+        let _ = looks.changed().await;
+    }
+    Ok(())
+}
+
+/// Uid and state of a context; nothing when there is none, or none that is complete.
 async fn record_of(tenant: &TenantStore) -> Result<Option<(ContextUid, ContextState)>> {
     let query = Cmd::new("HMGET").arg(&tenant.context).arg("uid").arg("state");
     let [uid, state] = tenant.connection.cmd(query).await?.tuple()?;
-    if uid.is_nil() {
+    let state = state.optional_text()?;
+    if uid.is_nil() || state.as_deref() == Some(IMPORTING) {
         return Ok(None);
     }
+    let state = state.unwrap_or_default();
     let bad = |error| kv::Error::Protocol(format!("context {}: {error}", tenant.id));
-    Ok(Some((uid.text()?.parse().map_err(bad)?, state.text()?.parse().map_err(bad)?)))
+    Ok(Some((uid.text()?.parse().map_err(bad)?, state.parse().map_err(bad)?)))
 }
 
 impl Store {

@@ -179,7 +179,7 @@ impl Store {
     }
 
     /// Publishes a written context. `uid` is its uid if this storage has written it.
-    async fn publish_context(
+    pub(crate) async fn publish_context(
         &self,
         id: ContextId,
         uid: Option<ContextUid>,

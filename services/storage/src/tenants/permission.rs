@@ -56,6 +56,10 @@ actions! {
     UpdateContext = "context.update" needs RoleRequirement::Role(Role::Admin);
     /// Removes the context.
     DeleteContext = "context.delete" needs RoleRequirement::Role(Role::Admin);
+    /// Exports the context with everything in it.
+    ExportContext = "context.export" needs RoleRequirement::Role(Role::Admin);
+    /// Imports a context: the bootstrap identity alone.
+    ImportContext = "context.import" needs RoleRequirement::Role(Role::Admin);
     /// Registers an actor: the bootstrap identity alone.
     RegisterActor = "actor.register" needs RoleRequirement::Role(Role::Admin);
     /// Changes where an actor is reached: itself and the bootstrap identity.

@@ -30,6 +30,7 @@ mod lists;
 mod logs;
 mod message_states;
 mod messages;
+mod moving;
 mod permissions;
 mod places;
 mod processed;

@@ -1,5 +1,7 @@
 //! Blobs and contexts.
 
+use archive::{ArchiveFrame, ArchiveManifest, ArchivePlace, ArchiveRecord, ArchiveValue};
+use model::{ContextId, Timestamp};
 use proto::v1;
 use proto::v1::context_service_server::ContextService;
 use proto::v1::job_service_server::JobService;
@@ -13,6 +15,51 @@ pub(crate) const CONTEXT_UID: &str = "0123456789abcdef0123456789abcdef";
 fn job(id: u32, spec: Option<v1::JobSpec>) -> v1::Job {
     let status = "created".to_owned();
     v1::Job { id, caller_id: 1, context_id: 1, spec, status, ..Default::default() }
+}
+
+/// Frames of the export of context 3.
+pub(crate) fn export_frames() -> Vec<Vec<u8>> {
+    let record = |key: &str| ArchiveRecord {
+        key: key.to_owned(),
+        continued: false,
+        expires_in_millis: None,
+        value: ArchiveValue::Text(b"x".to_vec()),
+    };
+    let manifest = ArchiveManifest {
+        coordinator: "0".repeat(32),
+        context: ContextId(3),
+        uid: CONTEXT_UID.parse().expect("a uid"),
+        snapshot: "1".repeat(32),
+        time: Timestamp::from_millis(1_700_000_000_000),
+        revision: 9,
+        without_secrets: false,
+    };
+    let records = |key, position: &str| ArchiveFrame::Records {
+        records: vec![record(key)],
+        position: position.to_owned(),
+    };
+    let all = [
+        ArchiveFrame::Manifest(manifest),
+        records("a", "behind a"),
+        records("b", "behind b"),
+        ArchiveFrame::End { frames: 3 },
+    ];
+    let (mut frames, mut place) = (Vec::new(), ArchivePlace::start());
+    for frame in all {
+        let (bytes, after) = archive::encode(place, frame).expect("a small frame");
+        frames.push(bytes);
+        place = after;
+    }
+    frames
+}
+
+/// The file of that export.
+pub(crate) fn export_file() -> Vec<u8> {
+    [archive::HEADER, &export_frames().concat()].concat()
+}
+
+fn away() -> Status {
+    rpc::Error::unavailable(rpc::RpcReason::Draining, "storage is ending").into()
 }
 
 /// The switches that are on.
@@ -184,6 +231,70 @@ impl ContextService for ScriptedServices {
             }
             id => Err(Status::not_found(format!("context {id} was not found"))),
         }
+    }
+
+    type ExportContextStream = Answers<v1::ExportContextResponse>;
+
+    /// The first call breaks off within the third frame, the second goes on behind the second.
+    async fn export_context(
+        &self,
+        request: Request<v1::ExportContextRequest>,
+    ) -> Result<Response<Self::ExportContextStream>, Status> {
+        let v1::ExportContextRequest { context_id, without_secrets, resume } = request.into_inner();
+        let resume = resume.unwrap_or_default();
+        let told = format!("export {context_id} {without_secrets} {} `{}`", resume.frames, resume.position);
+        let times = self.call(&told);
+        let file = export_file();
+        let [first, second, third, last] = &export_frames()[..] else { panic!("four frames") };
+        let before_break = archive::HEADER.len() + first.len() + second.len();
+        let answers: Vec<Result<Vec<u8>, Status>> = match (context_id, resume.frames) {
+            (4, _) => vec![Ok(file[..before_break].to_vec())],
+            (_, 0) if times == 1 => vec![Ok(file[..before_break + third.len() / 2].to_vec()), Err(away())],
+            (_, 0) => vec![Ok(file)],
+            _ => vec![Ok(third.clone()), Ok(last.clone())],
+        };
+        let answers = answers
+            .into_iter()
+            .map(|answer| answer.map(|data| v1::ExportContextResponse { data: data.into() }));
+        Ok(Response::new(Box::pin(tokio_stream::iter(answers.collect::<Vec<_>>()))))
+    }
+
+    type ImportContextStream = Answers<v1::ImportContextResponse>;
+
+    /// The first call breaks off behind the second frame, the second has the third one already.
+    async fn import_context(
+        &self,
+        request: Request<Streaming<v1::ImportContextRequest>>,
+    ) -> Result<Response<Self::ImportContextStream>, Status> {
+        let mut pieces = request.into_inner();
+        let first = pieces.message().await?.ok_or_else(|| Status::invalid_argument("nothing"))?;
+        let v1::ImportStart { running, accepted_actors, abandon_context_id } =
+            first.start.unwrap_or_default();
+        let times = self.call(&format!("import {running} {accepted_actors:?} {abandon_context_id}"));
+        let answer = |frames| v1::ImportContextResponse { frames, ..Default::default() };
+        if abandon_context_id != 0 {
+            return Ok(Response::new(Box::pin(tokio_stream::empty())));
+        }
+        if times == 1 {
+            let broken = vec![Ok(answer(1)), Ok(answer(2)), Err(away())];
+            return Ok(Response::new(Box::pin(tokio_stream::iter(broken))));
+        }
+        let recorded = self.clone();
+        let (answers, queue) = tokio::sync::mpsc::channel(4);
+        tokio::spawn(async move {
+            answers.send(Ok(answer(3))).await.expect("it is read");
+            let mut rest = Vec::new();
+            while rest.len() < export_frames()[3].len()
+                && let Ok(Some(piece)) = pieces.message().await
+            {
+                rest.extend_from_slice(&piece.data);
+            }
+            recorded.note(|recorded| recorded.uploaded.push(rest));
+            let context = Some(v1::Context { id: 3, ..Default::default() });
+            let last = v1::ImportContextResponse { context, cancelled_flows: 2, ..answer(4) };
+            answers.send(Ok(last)).await.expect("it is read");
+        });
+        Ok(Response::new(Box::pin(tokio_stream::wrappers::ReceiverStream::new(queue))))
     }
 
     /// The first call breaks off, the second finds nothing any more.
