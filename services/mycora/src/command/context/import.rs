@@ -173,7 +173,7 @@ async fn stream(
         abandon_context_id: 0,
     };
     let manifest_end = archive.ends.first().copied().unwrap_or_default();
-    let data = archive.bytes(0, manifest_end)?;
+    let data = archive.bytes(0, manifest_end).map_err(|error| archive.unreadable(&error))?;
     // The channel has room for it.
     let _ = pieces.try_send(v1::ImportContextRequest { start: Some(start), data: data.into() });
     let mut answers = session.clients.import_context(queue).await?;
@@ -208,7 +208,7 @@ async fn send_pieces(
 ) -> Result<(), ApiCallError> {
     while from < to {
         let end = to.min(from + PIECE_BYTES as u64);
-        let data = archive.bytes(from, end)?.into();
+        let data = archive.bytes(from, end).map_err(|error| archive.unreadable(&error))?.into();
         if pieces.send(v1::ImportContextRequest { start: None, data }).await.is_err() {
             // The answers tell why.
             return Ok(());
@@ -266,18 +266,18 @@ impl CheckedArchive {
         Ok(Self { path: path.to_owned(), manifest, ends, digest: reader.place().digest })
     }
 
-    /// Bytes of the file. It was read a moment ago, so that a failure is the machine's.
-    fn bytes(&self, from: u64, to: u64) -> Result<Vec<u8>, ApiCallError> {
-        let read = || {
-            let mut file = File::open(&self.path)?;
-            file.seek(SeekFrom::Start(from))?;
-            let mut bytes = vec![0; usize::try_from(to - from).unwrap_or_default()];
-            file.read_exact(&mut bytes)?;
-            Ok::<_, std::io::Error>(bytes)
-        };
-        read().map_err(|error| {
-            tonic::Status::internal(format!("cannot read {}: {error}", self.path.display())).into()
-        })
+    /// Bytes of the file.
+    fn bytes(&self, from: u64, to: u64) -> std::io::Result<Vec<u8>> {
+        let mut file = File::open(&self.path)?;
+        file.seek(SeekFrom::Start(from))?;
+        let mut bytes = vec![0; usize::try_from(to - from).unwrap_or_default()];
+        file.read_exact(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// The file was read a moment ago, so that a failure is the machine's.
+    fn unreadable(&self, error: &std::io::Error) -> ApiCallError {
+        tonic::Status::internal(format!("cannot read {}: {error}", self.path.display())).into()
     }
 
     /// Bytes that the frames between two places take.
