@@ -40,8 +40,9 @@ type LogLayer = Box<dyn Layer<Registry> + Send + Sync>;
 type LoggingSubscriber = Layered<Filtered<LogLayer, EnvFilter, Registry>, Registry>;
 
 /// Our crates, as the targets of log lines name them: levels below INFO are theirs.
-const OURS: [&str; 33] = [
+const OURS: [&str; 34] = [
     "addresses",
+    "archive",
     "backoff",
     "broker",
     "delivery",
