@@ -27,6 +27,11 @@ pub(crate) const EXCEPTIONS: &[Exception] = &[
     },
     Exception {
         rule: "sleeps",
+        path: "tests/bench/src/steady.rs",
+        reason: "a client pauses before it repeats a call, or resumes a watch, while the suite that it loads is restarted",
+    },
+    Exception {
+        rule: "sleeps",
         path: "tests/bench/src/saga/growth.rs",
         reason: "what idle lanes cost is measured over a span of time in which nothing happens",
     },

@@ -25,7 +25,7 @@ const AT_ONCE: usize = 16;
 /// Single flows that are timed at a time.
 const TIMED: usize = 20;
 
-/// What one part of the load came to.
+/// Result of one part of the load.
 pub(crate) struct Part {
     pub(crate) flows: u32,
     /// Flows a second.

@@ -28,7 +28,7 @@ const ENDS: Duration = Duration::from_secs(120);
 const PAUSE: Duration = Duration::from_millis(200);
 const NAME: &str = "steady";
 
-/// What calls came to.
+/// Outcome of the calls.
 #[derive(Debug, Default)]
 struct Calls {
     made: AtomicU64,

@@ -56,7 +56,7 @@ pub(crate) struct ContextUsage {
     pub(crate) retention: ContextRetention,
 }
 
-/// What is counted of a context, and what is counted in bytes.
+/// Counts of a context: numbers of records, and bytes of what is counted in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct ContextCounts {
     flows_open: u64,
@@ -115,7 +115,7 @@ impl ContextCounts {
         ]
     }
 
-    /// What is counted in bytes, each with the name of its kind.
+    /// Bytes of what is counted in bytes, each with the name of its kind.
     pub(crate) const fn bytes(&self) -> [(&'static str, u64); 2] {
         [("flows_ended", self.ended_flow_bytes), ("blobs", self.blob_bytes)]
     }
