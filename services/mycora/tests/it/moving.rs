@@ -44,6 +44,13 @@ fn a_part_is_kept_and_taken_up_by_the_next_call() {
     let early = stderr(&place.run_command(&["context", "export", "4", "four.mycora"], 1));
     assert!(early.contains("cut off after frame 2"), "{early}");
     assert!(!place.home.path().join("four.mycora").exists());
+
+    // An earlier call got everything, and ended before it gave the file its name.
+    let calls = place.calls().len();
+    std::fs::write(&part, export_file()).expect("written");
+    place.run_command(&["context", "export", "3", "three.mycora", "--force"], 0);
+    assert_eq!(std::fs::read(place.home.path().join("three.mycora")).expect("a file"), export_file());
+    assert_eq!(place.calls().len(), calls, "nothing is missing");
 }
 
 #[test]

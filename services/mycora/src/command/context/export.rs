@@ -139,7 +139,7 @@ async fn receive(
         if part.reader.place().frames > before {
             arrived = Instant::now();
         }
-        // What arrived behind the last whole frame comes again.
+        // Bytes behind the last whole frame come again.
         part.drop_rest()?;
         // Without a whole frame there is nothing to continue, and the caller need not wait for a coordinator that is not there.
         let continues = part.manifest.is_some() && matches!(error.retry, RetryAdvice::Again { .. });
@@ -198,7 +198,7 @@ impl ExportPart {
         let mut name = file.as_os_str().to_owned();
         name.push(".part");
         let path = PathBuf::from(name);
-        // It may have secrets.
+        // The file may have secrets.
         let opened =
             OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path);
         let opened = opened.map_err(|error| failed(&path, &error))?;
@@ -293,7 +293,10 @@ impl ExportPart {
         if self.manifest.is_none() {
             return self.begin_anew();
         }
-        self.reader = ArchiveReader::at(self.reader.place());
+        // A reader behind the last frame of an export keeps knowing that.
+        if !self.reader.has_ended() {
+            self.reader = ArchiveReader::at(self.reader.place());
+        }
         self.cut()
     }
 
