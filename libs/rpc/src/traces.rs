@@ -220,7 +220,7 @@ mod tests {
             assert_eq!(headers[TRACEPARENT_HEADER], place(7, 2).to_string(), "its caller chose another one");
             drop(begin_below(Some(trace), begin));
             drop(first);
-            // What a caller does not record is recorded by no one.
+            // No service records a trace that its caller does not record.
             let unrecorded = TraceParent { flags: 0, ..place(8, 8) };
             headers.clear();
             pass_trace_on(&mut headers, unrecorded);

@@ -39,7 +39,6 @@ pub struct App {
     hub: EventHub,
     rpc: StorageRpc,
     notices: OperatorNotices,
-    routers: StorageRouters,
     stop: CancellationToken,
 }
 
@@ -67,10 +66,10 @@ impl App {
         let replicas = ReplicaLeases::new(store.clone(), lease);
         let identities = Identities::new(store.clone());
         let hub = EventHub::new(store);
-        let (routers, stop) = (StorageRouters::default(), CancellationToken::new());
+        let stop = CancellationToken::new();
         let rpc = StorageRpc {
             hub: hub.clone(),
-            routers: routers.clone(),
+            routers: StorageRouters::default(),
             replicas,
             removals: ContextRemovals::new(hub.clone()),
             identities,
@@ -79,7 +78,7 @@ impl App {
             addresses: Arc::new(addresses),
             stop: stop.clone(),
         };
-        Ok(Self { hub, rpc, notices, routers, stop })
+        Ok(Self { hub, rpc, notices, stop })
     }
 
     /// Adds what actors and the bootstrap identity may call.
@@ -133,7 +132,7 @@ impl App {
     /// # Errors
     /// When Redis does not answer.
     pub async fn sweep(&self, now: Timestamp) -> Result<StorageSweepReport, StorageStartError> {
-        self.hub.store().sweep(&self.routers, now).await.map_err(|error| match error {
+        self.hub.store().sweep(&self.rpc.routers, now).await.map_err(|error| match error {
             Error::Store(error) if error.is_connection_trouble() => StorageStartError::Unreachable(error),
             error => StorageStartError::Unusable(Box::new(error)),
         })
@@ -144,10 +143,10 @@ impl App {
         let replicas = self.rpc.replicas.clone().run(self.hub.clone(), shutdown.clone());
         let removals = self.rpc.removals.clone().run(shutdown.clone());
         let reconnects = self.hub.clone().check_reconnects(shutdown.clone());
-        // Boxed, since the future is large and exists only once.
-        let sweeps = Box::pin(self.hub.store().clone().sweep_always(self.routers.clone(), shutdown.clone()));
-        let retention =
-            Box::pin(self.hub.store().clone().retain_always(self.routers.clone(), shutdown.clone()));
+        let routers = self.rpc.routers.clone();
+        // Boxed, since these futures are large and exist only once.
+        let sweeps = Box::pin(self.hub.store().clone().sweep_always(routers.clone(), shutdown.clone()));
+        let retention = Box::pin(self.hub.store().clone().retain_always(routers, shutdown.clone()));
         let room = self.hub.store().clone().watch_free_memory(shutdown.clone());
         // Subscribed before the first hint can arrive.
         let identities =

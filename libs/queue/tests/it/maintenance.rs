@@ -89,7 +89,7 @@ async fn of_ended_jobs_the_oldest_are_forgotten() {
         worker.finish(&ending(key, Outcome::Succeeded)).await.expect("recorded");
         let received = events(&mut reader, 2).await;
         if job == 2 {
-            // As many as are kept have ended since the first.
+            // So many jobs have ended since the first that there is room for one more.
             let jobs = k::context_jobs(key.context);
             let fill = "for n = 1, ARGV[1] do redis.call('ZADD', KEYS[1], 1e10 + n, 'later:' .. n) end";
             let fill = Cmd::new("EVAL").arg(fill).arg(1).arg(&jobs).arg(queue::ENDED_MAX - 1);

@@ -189,7 +189,7 @@ fn executions_without_values(json: &[u8]) -> Vec<u8> {
 fn without_values(json: &[u8]) -> Vec<u8> {
     let variables = serde_json::from_slice::<serde_json::Map<String, serde_json::Value>>(json);
     let emptied = |(name, _): (String, serde_json::Value)| (name, serde_json::Value::String(String::new()));
-    // What cannot be read has no values to keep either.
+    // A text that cannot be read has no values to keep either.
     let emptied: serde_json::Map<_, _> = variables.unwrap_or_default().into_iter().map(emptied).collect();
     serde_json::to_vec(&emptied).unwrap_or_default()
 }

@@ -370,7 +370,7 @@ impl SnapshotExport {
         }
         let value = records::to_archive(&self.tenant.keys, &key.key, value);
         let value = if self.without_secrets { records::without_secrets(&key.key, value) } else { value };
-        // What a router holds waits for one again where it is imported.
+        // Messages that a router holds wait for one again where they are imported.
         let (name, value, is_first) = match (&key.key, value) {
             (ContextKey::MsgOutCoordinator, ArchiveValue::SortedSet(members)) => {
                 let messages = members.into_iter().map(|(message, _)| message).collect();

@@ -184,7 +184,7 @@ async fn an_import_that_broke_off_continues() {
         while taken < stop as u64 {
             taken = import.answer().await.unwrap().frames;
         }
-        // Whoever creates contexts gets another number meanwhile.
+        // A context that is created meanwhile gets another number.
         let other = v1::CreateContextRequest { id: CONTEXT, admins: vec![ADMIN], ..Default::default() };
         let refused = failure(there.contexts(Identity::Admin).create_context(other).await);
         assert_eq!(refused, (Code::AlreadyExists, "ALREADY_EXISTS".to_owned()));
@@ -195,7 +195,7 @@ async fn an_import_that_broke_off_continues() {
     assert_eq!(refused, (Code::FailedPrecondition, "IMPORT_UNDER_WAY".to_owned()));
     imported(&there, resume(), &file).await.unwrap();
     assert_eq!(comparable(everything(&here).await), comparable(everything(&there).await));
-    // What is complete cannot be given up.
+    // A complete import cannot be given up.
     let start = v1::ImportStart { abandon_context_id: CONTEXT, ..Default::default() };
     let import = Importing::begin(&there, start, &[]).await.unwrap();
     assert_eq!(failure(import.end().await).0, Code::NotFound);
