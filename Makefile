@@ -1,6 +1,8 @@
 # Thin names over cargo and a few scripts.
 
 .DEFAULT_GOAL := help
+# From the whole workspace, so that it is made of the libraries that the tests are made of: `make test` goes on from there.
+demo = --workspace --bin mycora
 # Named one by one: what is built together with the tests can be made to die by them.
 programs = -p mycora $(addprefix -p mycora-,bench storage scheduler router runner-registry mycelium-gateway supervisor runner)
 
@@ -11,13 +13,13 @@ help: ## says what there is
 
 demo: ## builds Mycora and shows a real flow running through every service
 	@deploy/local/need.sh cargo cc redis-server python3
-	@cargo build --profile demo --quiet -p mycora
-	@target/demo/mycora demo
+	@cargo build --quiet $(demo)
+	@target/debug/mycora demo
 
 demo-saga: ## the same for sagas: four orders that go four ways, with payments, mail and aggregates as stand-ins
 	@deploy/local/need.sh cargo cc redis-server python3 nats-server
-	@cargo build --profile demo --quiet -p mycora
-	@target/demo/mycora demo --saga
+	@cargo build --quiet $(demo)
+	@target/debug/mycora demo --saga
 
 test: ## runs all tests; needs Rust, redis-server, nats-server and python3
 	@deploy/local/need.sh cargo cc redis-server nats-server python3

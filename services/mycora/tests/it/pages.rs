@@ -30,7 +30,7 @@ const MARK: &str = "@@ block ";
 /// Stands in for cargo: the requested programs were built with this test, and lie where they would be.
 const CARGO: &str = r#"#!/bin/sh
 case "$*" in
-  'build --profile demo -p mycora' | 'build --profile demo --quiet -p mycora') test -x target/demo/mycora ;;
+  'build --workspace --bin mycora' | 'build --quiet --workspace --bin mycora') test -x target/debug/mycora ;;
   'build --release -p mycora') test -x target/release/mycora ;;
   'install --path services/mycora --locked') ;;
   *) echo "nobody has tried: cargo $*" >&2; exit 1 ;;
@@ -55,11 +55,11 @@ fn on_path(program: &str) -> Option<PathBuf> {
 
 /// Sets up what a page assumes of its reader: a checkout with what is built in it.
 fn furnish(here: &Path) {
-    for dir in ["stand-in", "target/demo", "target/release"] {
+    for dir in ["stand-in", "target/debug", "target/release"] {
         std::fs::create_dir_all(here.join(dir)).expect("a directory");
     }
     let link = |from: &Path, to: &str| symlink(from, here.join(to)).expect("a link");
-    for program in ["target/demo/mycora", "target/release/mycora", "stand-in/mycora"] {
+    for program in ["target/debug/mycora", "target/release/mycora", "stand-in/mycora"] {
         link(Path::new(env!("CARGO_BIN_EXE_mycora")), program);
     }
     for checked_in in ["Makefile", "deploy"] {
