@@ -13,12 +13,12 @@ help: ## says what there is
 
 demo: ## builds Mycora and shows a real flow running through every service
 	@deploy/local/need.sh cargo cc redis-server python3
-	@cargo build --quiet $(demo)
+	@cargo build $(demo)
 	@target/debug/mycora demo
 
 demo-saga: ## the same for sagas: four orders that go four ways, with payments, mail and aggregates as stand-ins
 	@deploy/local/need.sh cargo cc redis-server python3 nats-server
-	@cargo build --quiet $(demo)
+	@cargo build $(demo)
 	@target/debug/mycora demo --saga
 
 test: ## runs all tests; needs Rust, redis-server, nats-server and python3

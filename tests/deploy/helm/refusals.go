@@ -26,6 +26,7 @@ var refusals = []struct{ configuration, values, text string }{
 	{"demo", `{"unknown": true}`, "unknown"},
 	{"cluster", `{"storage": {"layout": "database"}}`, "hash-tag"},
 	{"cluster", `{"redis": {"egress": []}}`, "redis.egress"},
+	{"cluster", `{"telemetry": {"egress": []}}`, "telemetry.egress"},
 	{"sentinel", `{"saga": {"replicas": 2}}`, "a directory belongs to one process"},
 	{"sentinel", `{"saga": {"nats": {"egress": []}}}`, "saga.nats.egress"},
 	{"sentinel", `{"saga": {"nats": {"url": ""}}}`, "saga.nats.url"},
