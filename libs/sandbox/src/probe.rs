@@ -130,7 +130,7 @@ impl IsolationProbe<'_> {
 
     async fn files(&self, secret: &Path) -> LayerCheck {
         wanted(self.layers.files)?;
-        let confinement = Confinement { files: Some(self.rules()), ..Confinement::default() };
+        let confinement = Confinement { files: Some(rules()), ..Confinement::default() };
         // A file that is allowed must be readable, else the check failed for another reason.
         let attack = format!(
             "{} || exit 8; {} && exit; exit {WITHSTOOD}",
@@ -142,7 +142,7 @@ impl IsolationProbe<'_> {
 
     async fn scopes(&self) -> LayerCheck {
         wanted(self.layers.files)?;
-        let confinement = Confinement { files: Some(self.rules()), ..Confinement::default() };
+        let confinement = Confinement { files: Some(rules()), ..Confinement::default() };
         let attack = format!("kill -0 $$ || exit 8; kill -0 $PPID && exit; exit {WITHSTOOD}");
         withstood(self.shell(&attack, confinement).await, "processes outside can be signalled")
     }
@@ -151,8 +151,7 @@ impl IsolationProbe<'_> {
         wanted(self.layers.syscalls)?;
         let syscalls = Some(SyscallRules { network: false });
         let confinement = Confinement { syscalls, ..Confinement::default() };
-        let program = self.launcher.program.clone();
-        let status = self.start(program, vec![TRY_SOCKET.to_owned()], confinement).await;
+        let status = self.start(OWN_PROGRAM.into(), vec![TRY_SOCKET.to_owned()], confinement).await;
         withstood(status, "a socket can be made")
     }
 
@@ -201,12 +200,8 @@ impl IsolationProbe<'_> {
         let connect = async |addresses: Vec<AddressRange>| {
             let broker = BrokerRules { addresses: Some(addresses), ..BrokerRules::default() };
             let args = vec![TRY_CONNECT.to_owned(), port.to_string()];
-            self.start(
-                self.launcher.program.clone(),
-                args,
-                Confinement { owner, broker, ..Confinement::default() },
-            )
-            .await
+            let confinement = Confinement { owner, broker, ..Confinement::default() };
+            self.start(OWN_PROGRAM.into(), args, confinement).await
         };
         let listed =
             format!("127.0.0.1:{port}").parse().map_err(|error: AddressRangeError| error.to_string())?;
@@ -246,13 +241,6 @@ impl IsolationProbe<'_> {
         withstood(within(1).await, "more processes can be started than are allowed")
     }
 
-    fn rules(&self) -> FileRules {
-        let mut read = system_paths();
-        // What tries is no script.
-        read.push(self.launcher.program.clone());
-        FileRules { read, write: Vec::new() }
-    }
-
     async fn shell(&self, script: &str, confinement: Confinement) -> io::Result<Option<i32>> {
         self.start("/bin/sh".into(), vec!["-c".to_owned(), script.to_owned()], confinement).await
     }
@@ -285,10 +273,16 @@ fn read(path: &Path) -> String {
     format!("read line < '{}'", path.display())
 }
 
+fn rules() -> FileRules {
+    FileRules { read: system_paths(), write: Vec::new() }
+}
+
 fn wanted(wanted: bool) -> LayerCheck {
     if wanted { Ok(()) } else { Err("it is switched off".to_owned()) }
 }
 
+/// The launcher's own program, wherever it lies: the user of scripts may be kept from the directories that lead to it.
+const OWN_PROGRAM: &str = "/proc/self/exe";
 /// A shell that cannot start another process ends at once, and exits with [`WITHSTOOD`].
 const FORK: &str = "trap 'exit 7' EXIT; /bin/true & wait $!; trap - EXIT";
 /// Exit code of an attack that failed as it should. An attack that exits with another code has proved nothing.

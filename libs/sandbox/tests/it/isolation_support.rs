@@ -1,7 +1,10 @@
 //! Isolation that this machine supports, and that a script runs at all.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt as _;
+
 use model::Isolation;
-use sandbox::{Cgroups, Confinement, IsolationLayers, IsolationProbe};
+use sandbox::{Cgroups, Confinement, IsolationLayers, IsolationProbe, SandboxLauncher};
 
 use crate::setup::{SandboxTestDir, launcher};
 
@@ -35,6 +38,29 @@ async fn every_layer_stands_here_and_each_can_be_taken_away() {
     // Without a user of its own a script could change the modes of what is its user's, unless they are kept.
     let open = IsolationLayers { cgroup: false, owner: false, broker: false, ..IsolationLayers::default() };
     assert_eq!(probe(open).run().await.unwrap().level, Isolation::Basic);
+}
+
+/// A program below `/root` for example, which scripts' users cannot pass.
+#[tokio::test]
+async fn every_layer_stands_where_other_users_do_not_reach_the_program() {
+    let (place, closed) = (SandboxTestDir::new(), tempfile::tempdir().unwrap());
+    std::fs::set_permissions(closed.path(), Permissions::from_mode(0o700)).unwrap();
+    let there = closed.path().join("launcher");
+    std::fs::copy(&launcher().program, &there).unwrap();
+    let mut layers = Vec::new();
+    for launcher in [launcher(), SandboxLauncher::at(there)] {
+        let probe = IsolationProbe {
+            launcher: &launcher,
+            layers: IsolationLayers { cgroup: false, ..IsolationLayers::default() },
+            cgroups: Err("none is tried".to_owned()),
+            owner: Ok(1_900_000_000),
+            dir: place.root.path(),
+        };
+        layers.push(probe.run().await.unwrap().layers);
+    }
+    assert_eq!(layers[0], layers[1]);
+    let is_root = rustix::process::geteuid().is_root();
+    assert_eq!(layers[0].contains(&"own-uid".to_owned()), is_root, "{layers:?}");
 }
 
 #[tokio::test]
