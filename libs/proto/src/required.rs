@@ -177,8 +177,8 @@ mod tests {
 
     use super::*;
 
-    /// In which 0 stands for something: every context.
-    const OPTIONAL: [&str; 2] = ["ListActorsRequest", "ListAuditEntriesRequest"];
+    /// In which 0 stands for something: every context, or what belongs to none.
+    const OPTIONAL: [&str; 3] = ["ListActorsRequest", "ListAuditEntriesRequest", "CheckContextRequest"];
 
     #[test]
     fn every_request_about_a_context_has_to_name_it() {

@@ -114,6 +114,7 @@ macro_rules! pages {
 mod actors_and_runners;
 mod attempts;
 mod bearer;
+mod checking;
 pub mod health;
 mod messages;
 mod moving;

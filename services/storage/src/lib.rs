@@ -4,7 +4,7 @@
 //!   `record`: conversion between hashes and objects; `idempotency`: a repeated request has one effect; `pages`: pages of lists;
 //! - one module for each kind of object: `flows`, `messages` that carry jobs, `mail`, `tenants` (actors, contexts and
 //!   permissions), `blobs` and `logs`, `runners`;
-//! - `moving`: contexts that are exported to files and imported from them;
+//! - `moving`: contexts that are exported to files and imported from them; `checking`: records that break an invariant, and their repair;
 //! - `watch`: hints, event streams, and their watchers;
 //! - `sweeps`: removal of what is no longer needed; `retention`: bounds of what is kept of what has ended; `redis_memory`: room in Redis for
 //!   anything new; `layout`: how contexts are kept apart; `metrics`;
@@ -12,6 +12,7 @@
 
 mod app;
 mod blobs;
+mod checking;
 mod config;
 mod error;
 mod flows;

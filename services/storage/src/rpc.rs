@@ -4,6 +4,7 @@ mod actor;
 mod addresses;
 mod blob_store;
 mod context;
+mod context_check;
 mod context_moving;
 mod flow_parse;
 mod flow_store;
@@ -65,6 +66,7 @@ pub const PUBLIC_POLICY: PolicyTable<'static> = &[
     ("/mycora.v1.ActorService/WhoAmI", &[Allow::Authenticated]),
     ("/mycora.v1.ContextService/*", &[Allow::AnyActor, Allow::Admin]),
     ("/mycora.v1.ContextService/ImportContext", &[Allow::Admin]),
+    ("/mycora.v1.ContextService/CheckContext", &[Allow::Admin]),
     ("/mycora.v1.JobService/*", &[Allow::AnyActor]),
 ];
 

@@ -3,8 +3,8 @@
 //! A script is given every key it touches, checks everything first and writes last, since Redis does
 //! not undo the writes of a script that fails. It refuses with `CODE message`.
 //!
-//! Shared parts precede the script: `prelude` for every change of a context, `flows`, `messages`, `snapshot` and `importing` for
-//! scripts of their kind, `global` for changes outside contexts.
+//! Shared parts precede the script: `prelude` for every change of a context, `flows`, `messages`, `snapshot`, `importing` and
+//! `checking` for scripts of their kind, `global` for changes outside contexts.
 
 use kv::Script;
 
@@ -83,6 +83,21 @@ scripts! {
     ["prelude", "importing"]:
         IMPORT_RECORDS = "import_records",
         END_IMPORT = "end_import";
+    ["prelude", "flows", "checking"]:
+        CHECK_FLOWS = "check_flows",
+        CHECK_DUE = "check_due",
+        CHECK_ORPHANS = "check_orphans";
+    ["prelude", "messages", "checking"]:
+        CHECK_MESSAGES = "check_messages",
+        CHECK_ENTRIES = "check_entries";
+    ["prelude", "checking"]:
+        CHECK_NODES = "check_nodes",
+        CHECK_BLOB = "check_blob",
+        CHECK_RUNNERS = "check_runners",
+        CHECK_COUNT = "check_count",
+        CHECK_GIVEN_IDS = "check_given_ids";
+    ["global", "checking"]:
+        CHECK_ACTORS = "check_actors";
     ["global"]:
         LEASE = "lease",
         REGISTER_ACTOR = "register_actor",
@@ -97,7 +112,8 @@ scripts! {
         MARK_REMOVAL = "mark_removal",
         FORGET_REMOVAL = "forget_removal",
         RESERVE_IMPORT = "reserve_import",
-        FORGET_IMPORT = "forget_import";
+        FORGET_IMPORT = "forget_import",
+        NOTE_REPAIR = "note_repair";
 }
 
 #[cfg(test)]

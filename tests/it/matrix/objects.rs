@@ -38,7 +38,9 @@ pub(crate) fn request(method: &str) -> Value {
             json!({"contextId": "$context", "settings": {"executorsMaySubmit": true}})
         }
         "ContextService/GetContextUsage" => of_context,
-        "ContextService/DeleteContext" | "ContextService/ExportContext" => json!({"contextId": "$context"}),
+        "ContextService/DeleteContext" | "ContextService/ExportContext" | "ContextService/CheckContext" => {
+            json!({"contextId": "$context"})
+        }
         // The manifest alone, which begins an import.
         "ContextService/ImportContext" => json!({"start": {}, "data": "$manifest"}),
         "ContextService/ListAuditEntries" => of_context,

@@ -7959,6 +7959,67 @@ pub struct ImportContextResponse {
     #[prost(uint64, tag = "4")]
     pub cancelled_flows: u64,
 }
+/// Asks for a check of a context.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CheckContextRequest {
+    /// Context to check; 0: what belongs to no context, which is actors and the list of contexts.
+    #[prost(uint32, tag = "1")]
+    pub context_id: u32,
+    /// Repairs what can be repaired. The audit has one entry for the call.
+    #[prost(bool, tag = "2")]
+    pub repair: bool,
+}
+/// Record that breaks an invariant.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ContextFinding {
+    /// Invariant.
+    #[prost(enumeration = "ContextFindingCode", tag = "1")]
+    pub code: i32,
+    /// Key of the record in Redis, without what the layout adds.
+    #[prost(string, tag = "2")]
+    pub key: ::prost::alloc::string::String,
+    /// Description of the problem, for people.
+    #[prost(string, tag = "3")]
+    pub problem: ::prost::alloc::string::String,
+    /// A repair exists.
+    #[prost(bool, tag = "4")]
+    pub can_be_repaired: bool,
+    /// The repair was made by this call.
+    #[prost(bool, tag = "5")]
+    pub is_repaired: bool,
+    /// Description of the repair, for people; empty where there is none.
+    #[prost(string, tag = "6")]
+    pub repair: ::prost::alloc::string::String,
+}
+/// Numbers of a check.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ContextCheckTotals {
+    /// Findings, also beyond those that were sent.
+    #[prost(uint64, tag = "1")]
+    pub findings: u64,
+    /// Findings for which a repair exists, also those that were repaired.
+    #[prost(uint64, tag = "2")]
+    pub repairable: u64,
+    /// Findings that were repaired.
+    #[prost(uint64, tag = "3")]
+    pub repaired: u64,
+    /// Names of counters that were not compared with what there is, since the context changed meanwhile.
+    #[prost(string, repeated, tag = "4")]
+    pub uncounted: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+/// Tells how far the check is, and what it has found since the last answer.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct CheckContextResponse {
+    /// Keys that were read so far.
+    #[prost(uint64, tag = "1")]
+    pub keys: u64,
+    /// Findings: the first 10,000 of a check.
+    #[prost(message, repeated, tag = "2")]
+    pub findings: ::prost::alloc::vec::Vec<ContextFinding>,
+    /// Totals, with the last answer.
+    #[prost(message, optional, tag = "3")]
+    pub totals: ::core::option::Option<ContextCheckTotals>,
+}
 /// State of a context: in use, or being removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
@@ -8086,6 +8147,151 @@ impl ImportedFlows {
             "IMPORTED_FLOWS_UNSPECIFIED" => Some(Self::Unspecified),
             "IMPORTED_FLOWS_RESUME" => Some(Self::Resume),
             "IMPORTED_FLOWS_CANCEL" => Some(Self::Cancel),
+            _ => None,
+        }
+    }
+}
+/// Invariant that a record breaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum ContextFindingCode {
+    /// Never given.
+    Unspecified = 0,
+    /// A key is none that a context has.
+    KeyUnknown = 1,
+    /// A key has another type than it should.
+    KeyType = 2,
+    /// A record cannot be read.
+    RecordUnreadable = 3,
+    /// Lists name a flow that does not exist. The repair removes the entries.
+    FlowGone = 4,
+    /// A flow is not among all flows. The repair lists it.
+    FlowNotListed = 5,
+    /// A flow is not in exactly the list of its status, at its place. The repair lists it there alone.
+    FlowStatusList = 6,
+    /// A flow that is over would never be removed. The repair has it measured, after which it is removed when its time comes.
+    FlowNeverExpires = 7,
+    /// A flow has something to do, and no scheduler would go on with it. The repair tells the schedulers.
+    FlowAsleep = 8,
+    /// A record belongs to a flow that does not exist. The repair removes it.
+    FlowPartOrphaned = 9,
+    /// A flow is to be looked at later that is over or does not exist. The repair removes the entry.
+    DueStale = 10,
+    /// A flow has another number of nodes than it says.
+    NodeCount = 11,
+    /// A node has not ended although its flow has.
+    NodeNotEnded = 12,
+    /// A node is under way although one before it has not ended.
+    NodeTooEarly = 13,
+    /// A node has no job.
+    JobMissing = 14,
+    /// The status of a job is not that of its node. The repair writes it anew.
+    JobStatus = 15,
+    /// A message on its way neither waits for a router nor is held by one. The repair has it wait.
+    MessageLost = 16,
+    /// A message on its way waits for a router and is held by one. The repair leaves it to the one that holds it.
+    MessageTwice = 17,
+    /// No list names a message. The repair lists it.
+    MessageNotListed = 18,
+    /// A list names a record that does not exist. The repair removes the entry.
+    EntryStale = 19,
+    /// A blob does not exist to which jobs refer.
+    BlobMissing = 20,
+    /// A chunk of a blob does not exist.
+    BlobChunkMissing = 21,
+    /// The content of a blob has another hash than its name.
+    BlobContent = 22,
+    /// A job that does not exist refers to a blob. The repair removes the reference.
+    BlobReferenceStale = 23,
+    /// A blob without references would never be removed. The repair has it removed when its time comes.
+    BlobNeverExpires = 24,
+    /// The set of runner records is not that of those which exist. The repair corrects the set.
+    RunnerList = 25,
+    /// A counter of what there is differs from it. The repair sets it to what was counted.
+    CounterWrong = 26,
+    /// A counter of ids is behind ids that were given. The repair raises it.
+    IdCounterBehind = 27,
+    /// The set of actors is not that of those which exist. The repair corrects the set.
+    ActorList = 28,
+    /// The key of an actor does not lead to it. The repair enters it, unless it leads to another actor.
+    ActorKey = 29,
+    /// A context is listed that has no record.
+    ContextMissing = 30,
+}
+impl ContextFindingCode {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "CONTEXT_FINDING_CODE_UNSPECIFIED",
+            Self::KeyUnknown => "CONTEXT_FINDING_CODE_KEY_UNKNOWN",
+            Self::KeyType => "CONTEXT_FINDING_CODE_KEY_TYPE",
+            Self::RecordUnreadable => "CONTEXT_FINDING_CODE_RECORD_UNREADABLE",
+            Self::FlowGone => "CONTEXT_FINDING_CODE_FLOW_GONE",
+            Self::FlowNotListed => "CONTEXT_FINDING_CODE_FLOW_NOT_LISTED",
+            Self::FlowStatusList => "CONTEXT_FINDING_CODE_FLOW_STATUS_LIST",
+            Self::FlowNeverExpires => "CONTEXT_FINDING_CODE_FLOW_NEVER_EXPIRES",
+            Self::FlowAsleep => "CONTEXT_FINDING_CODE_FLOW_ASLEEP",
+            Self::FlowPartOrphaned => "CONTEXT_FINDING_CODE_FLOW_PART_ORPHANED",
+            Self::DueStale => "CONTEXT_FINDING_CODE_DUE_STALE",
+            Self::NodeCount => "CONTEXT_FINDING_CODE_NODE_COUNT",
+            Self::NodeNotEnded => "CONTEXT_FINDING_CODE_NODE_NOT_ENDED",
+            Self::NodeTooEarly => "CONTEXT_FINDING_CODE_NODE_TOO_EARLY",
+            Self::JobMissing => "CONTEXT_FINDING_CODE_JOB_MISSING",
+            Self::JobStatus => "CONTEXT_FINDING_CODE_JOB_STATUS",
+            Self::MessageLost => "CONTEXT_FINDING_CODE_MESSAGE_LOST",
+            Self::MessageTwice => "CONTEXT_FINDING_CODE_MESSAGE_TWICE",
+            Self::MessageNotListed => "CONTEXT_FINDING_CODE_MESSAGE_NOT_LISTED",
+            Self::EntryStale => "CONTEXT_FINDING_CODE_ENTRY_STALE",
+            Self::BlobMissing => "CONTEXT_FINDING_CODE_BLOB_MISSING",
+            Self::BlobChunkMissing => "CONTEXT_FINDING_CODE_BLOB_CHUNK_MISSING",
+            Self::BlobContent => "CONTEXT_FINDING_CODE_BLOB_CONTENT",
+            Self::BlobReferenceStale => "CONTEXT_FINDING_CODE_BLOB_REFERENCE_STALE",
+            Self::BlobNeverExpires => "CONTEXT_FINDING_CODE_BLOB_NEVER_EXPIRES",
+            Self::RunnerList => "CONTEXT_FINDING_CODE_RUNNER_LIST",
+            Self::CounterWrong => "CONTEXT_FINDING_CODE_COUNTER_WRONG",
+            Self::IdCounterBehind => "CONTEXT_FINDING_CODE_ID_COUNTER_BEHIND",
+            Self::ActorList => "CONTEXT_FINDING_CODE_ACTOR_LIST",
+            Self::ActorKey => "CONTEXT_FINDING_CODE_ACTOR_KEY",
+            Self::ContextMissing => "CONTEXT_FINDING_CODE_CONTEXT_MISSING",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "CONTEXT_FINDING_CODE_UNSPECIFIED" => Some(Self::Unspecified),
+            "CONTEXT_FINDING_CODE_KEY_UNKNOWN" => Some(Self::KeyUnknown),
+            "CONTEXT_FINDING_CODE_KEY_TYPE" => Some(Self::KeyType),
+            "CONTEXT_FINDING_CODE_RECORD_UNREADABLE" => Some(Self::RecordUnreadable),
+            "CONTEXT_FINDING_CODE_FLOW_GONE" => Some(Self::FlowGone),
+            "CONTEXT_FINDING_CODE_FLOW_NOT_LISTED" => Some(Self::FlowNotListed),
+            "CONTEXT_FINDING_CODE_FLOW_STATUS_LIST" => Some(Self::FlowStatusList),
+            "CONTEXT_FINDING_CODE_FLOW_NEVER_EXPIRES" => Some(Self::FlowNeverExpires),
+            "CONTEXT_FINDING_CODE_FLOW_ASLEEP" => Some(Self::FlowAsleep),
+            "CONTEXT_FINDING_CODE_FLOW_PART_ORPHANED" => Some(Self::FlowPartOrphaned),
+            "CONTEXT_FINDING_CODE_DUE_STALE" => Some(Self::DueStale),
+            "CONTEXT_FINDING_CODE_NODE_COUNT" => Some(Self::NodeCount),
+            "CONTEXT_FINDING_CODE_NODE_NOT_ENDED" => Some(Self::NodeNotEnded),
+            "CONTEXT_FINDING_CODE_NODE_TOO_EARLY" => Some(Self::NodeTooEarly),
+            "CONTEXT_FINDING_CODE_JOB_MISSING" => Some(Self::JobMissing),
+            "CONTEXT_FINDING_CODE_JOB_STATUS" => Some(Self::JobStatus),
+            "CONTEXT_FINDING_CODE_MESSAGE_LOST" => Some(Self::MessageLost),
+            "CONTEXT_FINDING_CODE_MESSAGE_TWICE" => Some(Self::MessageTwice),
+            "CONTEXT_FINDING_CODE_MESSAGE_NOT_LISTED" => Some(Self::MessageNotListed),
+            "CONTEXT_FINDING_CODE_ENTRY_STALE" => Some(Self::EntryStale),
+            "CONTEXT_FINDING_CODE_BLOB_MISSING" => Some(Self::BlobMissing),
+            "CONTEXT_FINDING_CODE_BLOB_CHUNK_MISSING" => Some(Self::BlobChunkMissing),
+            "CONTEXT_FINDING_CODE_BLOB_CONTENT" => Some(Self::BlobContent),
+            "CONTEXT_FINDING_CODE_BLOB_REFERENCE_STALE" => Some(Self::BlobReferenceStale),
+            "CONTEXT_FINDING_CODE_BLOB_NEVER_EXPIRES" => Some(Self::BlobNeverExpires),
+            "CONTEXT_FINDING_CODE_RUNNER_LIST" => Some(Self::RunnerList),
+            "CONTEXT_FINDING_CODE_COUNTER_WRONG" => Some(Self::CounterWrong),
+            "CONTEXT_FINDING_CODE_ID_COUNTER_BEHIND" => Some(Self::IdCounterBehind),
+            "CONTEXT_FINDING_CODE_ACTOR_LIST" => Some(Self::ActorList),
+            "CONTEXT_FINDING_CODE_ACTOR_KEY" => Some(Self::ActorKey),
+            "CONTEXT_FINDING_CODE_CONTEXT_MISSING" => Some(Self::ContextMissing),
             _ => None,
         }
     }
@@ -8401,6 +8607,36 @@ pub mod context_service_client {
                 .insert(GrpcMethod::new("mycora.v1.ContextService", "ImportContext"));
             self.inner.streaming(req, path, codec).await
         }
+        /// Checks every record of a context, and names those that break an invariant; with `repair` it repairs what can be repaired. The
+        /// context stays in use meanwhile. Answers come as the check goes on, at least about once per second; the last one has the totals.
+        /// The bootstrap identity alone may.
+        ///
+        /// Errors: NOT_FOUND, UNAVAILABLE (`CONTEXT_FROZEN`: it is being exported, and nothing can be repaired), FAILED_PRECONDITION
+        /// (`CONTEXT_DELETING`), RESOURCE_EXHAUSTED (`STORE_FULL`).
+        pub async fn check_context(
+            &mut self,
+            request: impl tonic::IntoRequest<super::CheckContextRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::CheckContextResponse>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mycora.v1.ContextService/CheckContext",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mycora.v1.ContextService", "CheckContext"));
+            self.inner.server_streaming(req, path, codec).await
+        }
         /// Removes a context with everything in it, here and at its supervisors. From the first moment on
         /// the context takes no changes; its flows end with it. The answer comes when nothing is left: repeat a call that
         /// was interrupted. Admins of the context may, and the bootstrap identity.
@@ -8548,6 +8784,25 @@ pub mod context_service_server {
             request: tonic::Request<tonic::Streaming<super::ImportContextRequest>>,
         ) -> std::result::Result<
             tonic::Response<Self::ImportContextStream>,
+            tonic::Status,
+        >;
+        /// Server streaming response type for the CheckContext method.
+        type CheckContextStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::CheckContextResponse, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        /// Checks every record of a context, and names those that break an invariant; with `repair` it repairs what can be repaired. The
+        /// context stays in use meanwhile. Answers come as the check goes on, at least about once per second; the last one has the totals.
+        /// The bootstrap identity alone may.
+        ///
+        /// Errors: NOT_FOUND, UNAVAILABLE (`CONTEXT_FROZEN`: it is being exported, and nothing can be repaired), FAILED_PRECONDITION
+        /// (`CONTEXT_DELETING`), RESOURCE_EXHAUSTED (`STORE_FULL`).
+        async fn check_context(
+            &self,
+            request: tonic::Request<super::CheckContextRequest>,
+        ) -> std::result::Result<
+            tonic::Response<Self::CheckContextStream>,
             tonic::Status,
         >;
         /// Removes a context with everything in it, here and at its supervisors. From the first moment on
@@ -9003,6 +9258,52 @@ pub mod context_service_server {
                                 max_encoding_message_size,
                             );
                         let res = grpc.streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mycora.v1.ContextService/CheckContext" => {
+                    #[allow(non_camel_case_types)]
+                    struct CheckContextSvc<T: ContextService>(pub Arc<T>);
+                    impl<
+                        T: ContextService,
+                    > tonic::server::ServerStreamingService<super::CheckContextRequest>
+                    for CheckContextSvc<T> {
+                        type Response = super::CheckContextResponse;
+                        type ResponseStream = T::CheckContextStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::CheckContextRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as ContextService>::check_context(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = CheckContextSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.server_streaming(method, req).await;
                         Ok(res)
                     };
                     Box::pin(fut)

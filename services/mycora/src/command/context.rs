@@ -5,7 +5,7 @@ mod change;
 mod delete;
 mod export;
 mod import;
-mod moving_progress;
+pub(super) mod moving_progress;
 mod retention;
 
 use clap::{Args, Subcommand};

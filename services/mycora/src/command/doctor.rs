@@ -8,6 +8,7 @@ mod finding;
 mod machine;
 mod mesh;
 mod nats;
+mod records;
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
@@ -25,7 +26,9 @@ use crate::profile::Profile;
 
 /// Shown below the options.
 pub const AFTER_HELP: &str = "\
-Checks the profile and its certificates, the coordinator and its services, the clock, the disks of scripts and Redis, and what can run on this machine. Changes nothing.
+Checks the profile and its certificates, the coordinator and its services, the clock, the disks of scripts and Redis, and what can run on this machine. Changes nothing without --repair.
+
+--deep reads every record of all contexts, or of the one that --context names, and of actors. Contexts stay in use meanwhile. A record that breaks an invariant is named. What can be repaired is repaired after a question, at a terminal, or with --repair --yes. Only the bootstrap identity may.
 
 Examples:
   mycora doctor
@@ -33,6 +36,8 @@ Examples:
   mycora doctor --redis-url redis+cluster://10.0.0.1,10.0.0.2 --durability replicated
   mycora doctor --data /srv/mycora
   mycora doctor --mesh-address http://10.0.0.7:7790
+  mycora doctor --deep --as admin
+  mycora doctor --deep --context 3 --repair --yes --as admin
   mycora doctor --nats-url nats://127.0.0.1:4222 --nats-user mycora --nats-password-file nats.password
 
 Exit codes: 0 no check fails; 1 one does. Warnings (`warn`) do not count.";
@@ -62,6 +67,15 @@ pub struct DoctorArgs {
     /// The JSON-RPC port of that daemon [default: 8990, where an address is given]
     #[arg(long, value_name = "PORT", env = "MYCORA_MYCELIUM_PORT")]
     pub mycelium_port: Option<u16>,
+    /// Check every record of all contexts, or of the one that --context names. Needs --as admin
+    #[arg(long)]
+    pub deep: bool,
+    /// Repair the records that can be repaired, after a question
+    #[arg(long, requires = "deep")]
+    pub repair: bool,
+    /// Confirm the repair, without a question
+    #[arg(long, requires = "repair")]
+    pub yes: bool,
     /// The broker of sagas.
     #[command(flatten)]
     pub nats: NatsArgs,
@@ -70,12 +84,15 @@ pub struct DoctorArgs {
 /// Looks at everything; gives the exit code.
 ///
 /// # Errors
-/// When the report cannot be written.
+/// When the report cannot be written, a repair is not confirmed, or Ctrl-C interrupts a check of records.
 pub async fn run(args: &DoctorArgs, global: &GlobalFlags) -> Result<u8, CliError> {
     let (profile, mut findings) = profile(global);
     if let Some(profile) = &profile {
         findings.extend(certificates::look(profile, Timestamp::now()));
         findings.extend(coordinator::look(profile).await);
+        if args.deep {
+            findings.extend(records::look(args, global, profile).await?);
+        }
     }
     if let Some(endpoint) = &args.redis_url {
         findings.extend(backing_services::redis(endpoint.clone(), args.durability).await);

@@ -132,6 +132,12 @@ impl StandardStream {
     }
 }
 
+/// Returns true if a question can be asked: somebody sees it, and can answer.
+#[must_use]
+pub fn can_ask() -> bool {
+    io::stdin().is_terminal() && io::stderr().is_terminal()
+}
+
 /// Text of one line that is drawn on standard error by other means than [`super::note`].
 #[must_use]
 pub fn drawable(text: &str) -> String {

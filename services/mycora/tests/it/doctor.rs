@@ -3,6 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use identity::{Identity, IssueOptions, Pki};
+use mycora_cli::up::{self, UpOptions};
 use serde_json::Value;
 use stand_in::{Overlay, StandIn, Traps};
 use testkit::{NatsServer, RedisCluster, RedisSentinels, RedisServer};
@@ -314,4 +315,108 @@ fn an_unreachable_broker_is_reported() {
     let document: Value = serde_json::from_slice(&output.stdout).expect("one document");
     let (level_of, nats) = found(&document, "nats");
     assert!(level_of == "fail" && nats.contains("does not answer"), "{nats}");
+}
+
+/// Findings of a check of records, each with its level.
+fn records(document: &Value, check: &str) -> Vec<(String, String)> {
+    let findings = document["findings"].as_array().expect("findings").iter();
+    let text = |finding: &Value, name: &str| finding[name].as_str().unwrap_or_default().to_owned();
+    findings
+        .filter(|finding| text(finding, "check").starts_with(check))
+        .map(|finding| (text(finding, "level"), text(finding, "found")))
+        .collect()
+}
+
+#[test]
+fn a_broken_record_is_found_and_repaired_once_that_is_confirmed() {
+    let place = CommandFixture::new(CoordinatorScript::Wait);
+    let document = place.document(&["doctor", "--deep"], 1);
+    assert_eq!(document["well"], false);
+    let whole = ("ok".to_owned(), "30 keys, and no record that breaks an invariant".to_owned());
+    assert_eq!(records(&document, "actors and contexts"), [whole]);
+    let asleep = "FLOW_ASLEEP: inputs wait, and the flow is not in flows_active";
+    assert_eq!(records(&document, "context 1 flow:7"), [("fail".to_owned(), asleep.to_owned())]);
+    assert_eq!(records(&document, "context 1").len(), 2);
+    let advice =
+        "repair with `mycora doctor --deep --repair --as admin`: a scheduler is told to go on with it";
+    assert!(document.to_string().contains(advice), "{document:#}");
+    let checks = |place: &CommandFixture| {
+        let calls = place.calls().into_iter();
+        calls.filter(|call| call.starts_with("check ")).collect::<Vec<_>>()
+    };
+    assert_eq!(checks(&place), ["check 0 false", "check 1 false"]);
+
+    // There is no terminal to ask at.
+    let refused = stderr(&place.run_command(&["doctor", "--deep", "--repair"], 2));
+    assert!(refused.contains("this repairs 1 record;") && refused.contains("--yes"), "{refused}");
+    assert!(!checks(&place).iter().any(|call| call.ends_with("true")), "nothing is repaired unasked");
+
+    let document = place.document(&["doctor", "--deep", "--repair", "--yes"], 0);
+    let repaired = format!("{asleep} (repaired: a scheduler is told to go on with it)");
+    assert_eq!(records(&document, "context 1 flow:7"), [("ok".to_owned(), repaired)]);
+    assert_eq!(checks(&place)[4..], ["check 0 true", "check 1 true"]);
+    place.document(&["doctor", "--deep"], 0);
+}
+
+#[test]
+fn one_context_is_checked_alone() {
+    let place = CommandFixture::new(CoordinatorScript::Wait);
+    let deep = |context: &str, code| place.document(&["doctor", "--deep", "--context", context], code);
+    let document = deep("5", 1);
+    let other = ("fail".to_owned(), "BLOB_CONTENT: other bytes".to_owned());
+    assert_eq!(records(&document, "context 5 blob:ab"), [other]);
+    assert!(!document.to_string().contains("doctor --deep --repair"), "it cannot be repaired");
+    let repaired = place.document(&["doctor", "--deep", "--context", "5", "--repair", "--yes"], 1);
+    assert_eq!(records(&repaired, "context 5 blob:ab").len(), 1);
+    let uncounted = records(&deep("6", 0), "context 6");
+    let found = "not counted, since the context changed meanwhile: flows_open";
+    assert_eq!(uncounted[1], ("warn".to_owned(), found.to_owned()));
+
+    let forbidden = records(&deep("7", 1), "context 7");
+    let found = "only the bootstrap identity may check records";
+    assert_eq!(forbidden, [("fail".to_owned(), found.to_owned())]);
+    let needless = place.run_command(&["doctor", "--repair"], 2);
+    assert!(stderr(&needless).contains("--deep"), "{}", stderr(&needless));
+}
+
+#[test]
+fn a_break_in_redis_is_found_by_the_bootstrap_identity_and_repaired() {
+    let (redis, dir) = (RedisServer::start(), tempfile::tempdir().expect("a directory"));
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let launcher = sandbox::SandboxLauncher::at(env!("CARGO_BIN_EXE_mycora").into());
+    let redis_url = Some(redis.url().parse().expect("an endpoint"));
+    let options = UpOptions { launcher, supervisor: false, redis_url, ..UpOptions::private(dir.path()) };
+    let running = runtime.block_on(up::start(options)).expect("it starts");
+    let deep = |more: &[&str]| {
+        let output = mycora(dir.path())
+            .env("MYCORA_CONFIG", dir.path().join("client.toml"))
+            .args(["--output", "json", "doctor", "--deep"])
+            .args(more)
+            .output()
+            .expect("it starts");
+        let document = serde_json::from_slice::<Value>(&output.stdout).unwrap_or_default();
+        (output.status.code(), document, stderr(&output))
+    };
+    let (code, document, _) = deep(&["--as", "admin"]);
+    let levels: Vec<_> = records(&document, "context 1").into_iter().map(|(level, _)| level).collect();
+    assert_eq!((code, levels), (Some(0), vec!["ok".to_owned()]), "{document:#}");
+    assert_eq!(records(&document, "actors and contexts")[0].0, "ok", "{document:#}");
+
+    assert_eq!(redis.raw(1, &["ZADD", "flows:error", "4000000000", "4444"]), ":1\r\n");
+    let (code, document, _) = deep(&["--as", "admin"]);
+    let gone = "FLOW_GONE: the flow does not exist, and is named in flows:error";
+    assert_eq!(records(&document, "context 1 flow:4444"), [("fail".to_owned(), gone.to_owned())]);
+    assert_eq!((code, &document["well"]), (Some(1), &false.into()));
+    // The actor of the profile may not check, and nobody repairs unasked.
+    let (code, document, _) = deep(&["--context", "1"]);
+    assert_eq!((code, records(&document, "context 1")[0].0.as_str()), (Some(1), "fail"), "{document:#}");
+    let (code, _, printed) = deep(&["--repair", "--as", "admin"]);
+    assert!(code == Some(2) && printed.contains("--yes"), "{printed}");
+
+    let (code, document, _) = deep(&["--repair", "--yes", "--as", "admin"]);
+    assert_eq!((code, &records(&document, "context 1 flow:4444")[0].0), (Some(0), &"ok".to_owned()));
+    assert_eq!(redis.raw(1, &["ZCARD", "flows:error"]), ":0\r\n");
+    let (code, document, _) = deep(&["--as", "admin"]);
+    assert_eq!((code, records(&document, "context 1 flow:4444").len()), (Some(0), 0), "{document:#}");
+    runtime.block_on(running.stop()).expect("it ends");
 }

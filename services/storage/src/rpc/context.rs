@@ -152,6 +152,19 @@ impl ContextService for StorageRpc {
         Ok(Response::new(self.begin_import(request.into_inner())))
     }
 
+    type CheckContextStream = StorageResponseStream<v1::CheckContextResponse>;
+
+    async fn check_context(
+        &self,
+        request: Request<v1::CheckContextRequest>,
+    ) -> Result<Response<Self::CheckContextStream>, Status> {
+        // The policy lets nobody else in.
+        if who(Caller::of(&request)?)?.is_some() {
+            return Err(Error::NotAllowed("actors do not check contexts".to_owned()).into());
+        }
+        Ok(Response::new(self.begin_check(request.into_inner()).await?))
+    }
+
     async fn delete_context(
         &self,
         request: Request<v1::DeleteContextRequest>,

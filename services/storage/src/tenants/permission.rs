@@ -60,6 +60,8 @@ actions! {
     ExportContext = "context.export" needs RoleRequirement::Role(Role::Admin);
     /// Imports a context: the bootstrap identity alone.
     ImportContext = "context.import" needs RoleRequirement::Role(Role::Admin);
+    /// Repairs records of the context, or those outside contexts: the bootstrap identity alone.
+    RepairContext = "context.repair" needs RoleRequirement::Role(Role::Admin);
     /// Registers an actor: the bootstrap identity alone.
     RegisterActor = "actor.register" needs RoleRequirement::Role(Role::Admin);
     /// Changes where an actor is reached: itself and the bootstrap identity.

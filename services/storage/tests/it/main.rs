@@ -6,6 +6,7 @@ mod audit;
 mod authorization;
 mod blobs;
 mod broken_connections;
+mod checking;
 mod cluster;
 mod conformance;
 mod context_removal;

@@ -297,6 +297,53 @@ impl ContextService for ScriptedServices {
         Ok(Response::new(Box::pin(tokio_stream::wrappers::ReceiverStream::new(queue))))
     }
 
+    type CheckContextStream = Answers<v1::CheckContextResponse>;
+
+    /// A flow of context 1 is asleep until it is repaired; a blob of context 5 is broken, context 6 keeps changing, context 7 is not for
+    /// this caller.
+    async fn check_context(
+        &self,
+        request: Request<v1::CheckContextRequest>,
+    ) -> Result<Response<Self::CheckContextStream>, Status> {
+        let v1::CheckContextRequest { context_id, repair } = request.into_inner();
+        self.call(&format!("check {context_id} {repair}"));
+        if context_id == 7 {
+            let reason = rpc::RpcReason::MethodNotAllowed;
+            return Err(rpc::Error::new(rpc::ErrorKind::PermissionDenied, reason, "not for actors").into());
+        }
+        let was_repaired = self.note(|recorded| recorded.calls.iter().any(|call| call == "check 1 true"));
+        let mut findings = Vec::new();
+        if context_id == 1 && (repair || !was_repaired) {
+            findings.push(v1::ContextFinding {
+                code: v1::ContextFindingCode::FlowAsleep.into(),
+                key: "flow:7".to_owned(),
+                problem: "inputs wait, and the flow is not in flows_active".to_owned(),
+                can_be_repaired: true,
+                is_repaired: repair,
+                repair: "a scheduler is told to go on with it".to_owned(),
+            });
+        }
+        if context_id == 5 {
+            findings.push(v1::ContextFinding {
+                code: v1::ContextFindingCode::BlobContent.into(),
+                key: "blob:ab".to_owned(),
+                problem: "other bytes".to_owned(),
+                ..Default::default()
+            });
+        }
+        let totals = v1::ContextCheckTotals {
+            findings: findings.len() as u64,
+            repairable: findings.iter().filter(|finding| finding.can_be_repaired).count() as u64,
+            repaired: findings.iter().filter(|finding| finding.is_repaired).count() as u64,
+            uncounted: if context_id == 6 { vec!["flows_open".to_owned()] } else { Vec::new() },
+        };
+        let answers = vec![
+            Ok(v1::CheckContextResponse { keys: 20, ..Default::default() }),
+            Ok(v1::CheckContextResponse { keys: 30, findings, totals: Some(totals) }),
+        ];
+        Ok(Response::new(Box::pin(tokio_stream::iter(answers))))
+    }
+
     /// The first call breaks off, the second finds nothing any more.
     async fn get_context_usage(
         &self,
