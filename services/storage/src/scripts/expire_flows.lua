@@ -91,8 +91,9 @@ for _, flow in ipairs(redis.call('ZRANGE', KEYS.flows_ended, 0, 99)) do
   local nodes = is_small and redis.call('HGETALL', key .. ':nodes') or {}
   local keys = is_small and keys_of(flow, record[4], nodes) or KEYS_MAX + 1
   if not is_kept then
-    leave_ended(flow)
-    count = count - 1
+    leave_ended(flow, record[6])
+    redis.call('HDEL', key, 'bytes')
+    count, bytes = count - 1, bytes - (tonumber(record[6]) or 0)
   elseif touched + keys > KEYS_MAX and touched > 0 then
     more = 1
     break

@@ -17,7 +17,7 @@ if ARGV.context_revision ~= '' and context_revision ~= ARGV.context_revision the
   return refuse('CONTEXT_CHANGED', 'the context changed meanwhile')
 end
 local flow = redis.call('HMGET', KEYS.flow, 'uid', 'status', 'owner', 'epoch', 'node_count', 'first_job_id',
-  'deadline_secs', 'generation', 'deleting')
+  'deadline_secs', 'generation', 'deleting', 'cancel_requested_time', 'bytes')
 if flow[1] ~= ARGV.flow_uid or flow[9] then return refuse('FLOW_GONE', 'flow ' .. ARGV.flow) end
 -- Accepts a repeat whose first answer was lost. A caller that names no owner accepts any.
 if flow[2] == 'started' and (ARGV.owner == '' or (flow[3] == ARGV.owner and flow[4] == '1')) then
@@ -39,6 +39,11 @@ redis.call('HSET', KEYS.flow, 'status', 'started', 'owner', ARGV.owner, 'epoch',
 local me = ARGV.flow .. '-' .. ARGV.flow_uid
 redis.call('SADD', KEYS.flows_active, me)
 list_flow(ARGV.flow, 'started', flow[2])
+-- A flow that was cancelled before is kept as one that is over, until it is started all the same.
+if (flow[10] or '') ~= '' then
+  leave_ended(ARGV.flow, flow[11])
+  redis.call('HDEL', KEYS.flow, 'bytes')
+end
 carried_out()
 emit_flow(revision, ARGV.flow, 'started', flow[8])
 hint('')

@@ -226,6 +226,22 @@ async fn a_flow_that_runs_again_is_not_kept_as_ended(stage: Stage<impl Redis>) {
     assert_eq!((kept(&stage).await.len(), stage.counted("ended_flow_bytes").await), (0, 0));
 }
 
+async fn a_flow_that_is_started_after_its_cancellation_is_measured_at_its_end(stage: Stage<impl Redis>) {
+    let created = stage.created(1).await;
+    stage.push(&created, &FlowInput::Cancel { grace_secs: 0 }).await;
+    stage.sweep(Timestamp::now()).await;
+    assert_eq!(kept(&stage).await, [created.id]);
+    let mut flow = stage.start_flow(created).await;
+    assert_eq!((kept(&stage).await.len(), stage.counted("ended_flow_bytes").await), (0, 0));
+    stage.sweep(Timestamp::now() + LATER).await;
+    assert_eq!(flows(&stage).await, BTreeSet::from([flow.id]));
+    let end = flow.end();
+    stage.apply(&mut flow, end).await;
+    stage.sweep(Timestamp::now()).await;
+    assert_eq!(kept(&stage).await, [flow.id]);
+    sum_is_right(&stage).await;
+}
+
 async fn a_removal_that_was_interrupted_is_finished(stage: Stage<impl Redis>) {
     let flow = ended_flow(&stage, 1).await;
     // As a storage leaves it that dies after the first script of a removal.
@@ -368,6 +384,7 @@ scenarios!(
     bytes_of_ended_flows_are_bounded,
     a_large_flow_goes_in_parts,
     a_flow_that_runs_again_is_not_kept_as_ended,
+    a_flow_that_is_started_after_its_cancellation_is_measured_at_its_end,
     a_removal_that_was_interrupted_is_finished,
     blobs_of_flows_that_go_are_idle,
     finished_messages_go_beyond_their_number,
