@@ -69,6 +69,9 @@ impl Drop for Separate {
     }
 }
 
+/// Lines of the log of a suite that ended by itself.
+const LOG_LINES: usize = 20;
+
 /// A `mycora up` as a process of its own.
 pub(crate) struct AllInOne {
     child: Child,
@@ -127,7 +130,11 @@ impl AllInOne {
 
 impl Drop for AllInOne {
     fn drop(&mut self) {
-        if !matches!(self.child.try_wait(), Ok(None)) {
+        if let Ok(Some(status)) = self.child.try_wait() {
+            let log = std::fs::read_to_string(self.dir.join("up.log")).unwrap_or_default();
+            let lines: Vec<&str> = log.lines().rev().take(LOG_LINES).collect();
+            eprintln!("`mycora up` has ended with {status}; the end of its log:");
+            lines.iter().rev().for_each(|line| eprintln!("{line}"));
             return;
         }
         // As Ctrl-C does, so that its Redis ends with it.
