@@ -20,8 +20,9 @@ use crate::matrix::wire::{self, Methods, short};
 use crate::scene::Scene;
 use crate::suite::stdout;
 
-/// In which a context that is not named stands for all.
-const OF_ALL_CONTEXTS: [&str; 2] = ["ActorService/ListActors", "ContextService/ListAuditEntries"];
+/// In which a context that is not named stands for all, or for what belongs to none.
+const OF_ALL_CONTEXTS: [&str; 3] =
+    ["ActorService/ListActors", "ContextService/CheckContext", "ContextService/ListAuditEntries"];
 
 fn channel(scene: &Scene) -> Channel {
     let pki = scene.up.dir().join("pki");

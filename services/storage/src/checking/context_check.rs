@@ -139,8 +139,8 @@ impl ContextCheck {
     }
 
     /// Collects a finding that cannot be repaired.
-    pub(super) fn note(&mut self, code: FindingCode, key: impl ToString, problem: impl AsRef<str>) {
-        self.found.add([CheckFinding::named(code, key.to_string(), problem)]);
+    pub(super) fn note(&mut self, code: FindingCode, key: impl Into<String>, problem: impl AsRef<str>) {
+        self.found.add([CheckFinding::named(code, key, problem)]);
     }
 
     /// Notes an id that was given.

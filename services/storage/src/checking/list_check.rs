@@ -80,7 +80,11 @@ impl ContextCheck {
             let shown = String::from_utf8_lossy(entry);
             match shown.parse() {
                 Ok(number) => numbers.push(number),
-                Err(_) => self.note(FindingCode::RecordUnreadable, list, format!("entry {shown} is no id")),
+                Err(_) => self.note(
+                    FindingCode::RecordUnreadable,
+                    list.to_string(),
+                    format!("entry {shown} is no id"),
+                ),
             }
         }
         numbers

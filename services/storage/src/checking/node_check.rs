@@ -103,7 +103,7 @@ impl ContextCheck {
 
     fn note_node(&mut self, flow: &CheckedFlow, job: &str, problem: &str) {
         let key = ContextKey::FlowNodes(flow.stored.flow.id);
-        self.note(FindingCode::RecordUnreadable, key, format!("node {job}: {problem}"));
+        self.note(FindingCode::RecordUnreadable, key.to_string(), format!("node {job}: {problem}"));
     }
 
     /// Compares nodes with the statuses of their jobs.

@@ -29,7 +29,7 @@ impl ContextCheck {
                 match flow_of(key, answer) {
                     Ok(flow) => parts.extend(flow.map(|flow| (flow, key.clone()))),
                     Err(Error::Broken(problem)) => {
-                        self.note(FindingCode::RecordUnreadable, key, problem.to_string());
+                        self.note(FindingCode::RecordUnreadable, key.to_string(), problem.to_string());
                     }
                     Err(error) => return Err(error),
                 }
@@ -53,7 +53,11 @@ impl ContextCheck {
                     Ok(None) => {}
                     Ok(Some(flow)) => checked.push((*id, self.check_nodes(&flow).await?)),
                     Err(Error::Broken(problem)) => {
-                        self.note(FindingCode::RecordUnreadable, ContextKey::Flow(*id), problem.to_string());
+                        self.note(
+                            FindingCode::RecordUnreadable,
+                            ContextKey::Flow(*id).to_string(),
+                            problem.to_string(),
+                        );
                     }
                     Err(error) => return Err(error),
                 }

@@ -217,7 +217,7 @@ impl RecordCheck {
             findings.push(Finding::warn(&name, found, "check again while less goes on"));
         }
         let sent = found.len() as u64;
-        findings.extend(found.into_iter().map(|finding| of_record(&name, finding)));
+        findings.extend(found.iter().map(|finding| of_record(&name, finding)));
         if count > sent {
             findings.push(Finding::fail(&name, format!("{} more findings are not shown", count - sent), ""));
         }
@@ -225,9 +225,9 @@ impl RecordCheck {
     }
 }
 
-fn of_record(name: &str, finding: v1::ContextFinding) -> Finding {
+fn of_record(name: &str, finding: &v1::ContextFinding) -> Finding {
     let code = finding.code().as_str_name().trim_start_matches("CONTEXT_FINDING_CODE_");
-    let v1::ContextFinding { code: _, key, problem, can_be_repaired, is_repaired, repair } = &finding;
+    let v1::ContextFinding { code: _, key, problem, can_be_repaired, is_repaired, repair } = finding;
     let check = format!("{name} {key}");
     let found = format!("{code}: {problem}");
     match (can_be_repaired, is_repaired) {
@@ -278,13 +278,13 @@ mod tests {
 
     #[test]
     fn a_finding_names_its_code_its_key_and_the_way_out() {
-        let finding = of_record("context 3", found(true, false));
+        let finding = of_record("context 3", &found(true, false));
         assert_eq!((&*finding.check, &*finding.found), ("context 3 flow:7", "FLOW_ASLEEP: inputs wait"));
         assert!(
             finding.advice.contains("--repair") && finding.advice.ends_with("it is woken"),
             "{finding:?}"
         );
-        assert!(!of_record("context 3", found(false, false)).advice.contains("--repair"));
+        assert!(!of_record("context 3", &found(false, false)).advice.contains("--repair"));
     }
 
     #[test]
