@@ -82,6 +82,13 @@ impl Sites {
         let pid = record.split(' ').next().expect("a process id");
         let killed = Command::new("kill").args(["-KILL", pid]).status().expect("kill starts");
         assert!(killed.success());
+        // One that is still dying counts as running, and would not be started.
+        let stat = format!("/proc/{pid}/stat");
+        let is_gone = || match std::fs::read_to_string(&stat) {
+            Ok(text) => text.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('Z')),
+            Err(_) => true,
+        };
+        wait_until_blocking(|| is_gone().then_some(()), PATIENCE, "the daemon is gone");
         stdout(&self.script("two-sites.sh", &self.dir), 0);
     }
 }
