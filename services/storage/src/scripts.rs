@@ -3,8 +3,8 @@
 //! A script is given every key it touches, checks everything first and writes last, since Redis does
 //! not undo the writes of a script that fails. It refuses with `CODE message`.
 //!
-//! Shared parts precede the script: `prelude` for every change of a context, `flows`, `messages`, `snapshot`, `importing` and
-//! `checking` for scripts of their kind, `global` for changes outside contexts.
+//! Shared parts precede the script: `prelude` for every change of a context, `flows`, `references`, `messages`, `snapshot`,
+//! `importing` and `checking` for scripts of their kind, `global` for changes outside contexts.
 
 use kv::Script;
 
@@ -35,7 +35,8 @@ scripts! {
         DELETE_JOB = "delete_job",
         COUNT_KEPT = "count_kept",
         LIST_FLOWS = "list_flows",
-        MEASURE_FLOWS = "measure_flows",
+        MEASURE_FLOWS = "measure_flows";
+    ["prelude", "flows", "references"]:
         EXPIRE_FLOWS = "expire_flows";
     ["prelude", "flows", "messages"]:
         CREATE_FLOW = "create_flow",
@@ -85,7 +86,8 @@ scripts! {
         END_IMPORT = "end_import";
     ["prelude", "flows", "checking"]:
         CHECK_FLOWS = "check_flows",
-        CHECK_DUE = "check_due",
+        CHECK_DUE = "check_due";
+    ["prelude", "flows", "references", "checking"]:
         CHECK_ORPHANS = "check_orphans";
     ["prelude", "messages", "checking"]:
         CHECK_MESSAGES = "check_messages",

@@ -9,18 +9,6 @@ if no then return no end
 -- Messages of one flow that are removed at once.
 local MESSAGES_MAX = 200
 
--- Takes the references of a job off blobs.
-local function dereference(job)
-  for _, text in ipairs(redis.call('HMGET', job, 'script', 'files')) do
-    for hash in string.gmatch(text or '', 'sha256"?:"?(%x+)') do
-      local refs = own('blob_refs:' .. hash)
-      if #hash == 64 and redis.call('SREM', refs, job) == 1 and redis.call('EXISTS', refs) == 0 then
-        redis.call('ZADD', KEYS.blob_idle, ARGV.now, hash)
-      end
-    end
-  end
-end
-
 -- Removes the messages that carried nodes of a flow. Without it they would count as those of a program.
 local function remove_messages(flow, carriers)
   for _, message in ipairs(redis.call('SRANDMEMBER', carriers, MESSAGES_MAX)) do
@@ -34,7 +22,7 @@ end
 local function remove(flow, name)
   local key = own(name)
   if string.match(name, '^job:') then
-    dereference(key)
+    dereference(KEYS.blob_idle, key, redis.call('HMGET', key, 'script', 'files'))
   elseif string.match(name, ':messages$') then
     return remove_messages(flow, key)
   elseif string.match(name, ':waiters$') then

@@ -20,22 +20,10 @@ local function is_due(ended)
   return ended < ended_before or count > flows_max or (bytes > bytes_max and (not spared_from or ended < spared_from))
 end
 
--- Takes the references of a job off blobs: every hash that its record, or its node, names as one.
-local function dereference(job, texts)
-  for _, text in ipairs(texts) do
-    for hash in string.gmatch(text or '', 'sha256"?:"?(%x+)') do
-      local refs = own('blob_refs:' .. hash)
-      if #hash == 64 and redis.call('SREM', refs, job) == 1 and redis.call('EXISTS', refs) == 0 then
-        redis.call('ZADD', KEYS.blob_idle, ARGV.now, hash)
-      end
-    end
-  end
-end
-
 local function remove_node(flow, caller, job, node)
   local key, names = own('job:' .. caller .. ':' .. job), {}
-  dereference(key, {node, unpack(redis.call('HMGET', key, 'files', 'outputs'))})
-  if redis.call('HEXISTS', key, 'script_size') == 1 then dereference(key, {redis.call('HGET', key, 'script')}) end
+  dereference(KEYS.blob_idle, key, {node, unpack(redis.call('HMGET', key, 'files', 'outputs'))})
+  if redis.call('HEXISTS', key, 'script_size') == 1 then dereference(KEYS.blob_idle, key, {redis.call('HGET', key, 'script')}) end
   names[1] = key
   for attempt = 1, tonumber(string.match(node, '"attempt":(%d+)') or '0') do
     names[attempt + 1] = own('log:' .. flow .. ':' .. job .. ':' .. string.format('%.0f', attempt))

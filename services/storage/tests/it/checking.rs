@@ -98,14 +98,7 @@ async fn ended(stage: &Stage<impl Redis>) -> Running {
         ..flow.step()
     };
     stage.apply(&mut flow, step).await;
-    let chunk = wire::LogChunk {
-        job_key: format!("{}-{}-{}-1", flow.context_uid, flow.uid, flow.first_job),
-        context_id: CONTEXT,
-        flow_id: flow.id,
-        data: vec![b'x'; 500].into(),
-        ..Default::default()
-    };
-    stage.messages().append_logs(wire::AppendLogsRequest { chunks: vec![chunk] }).await.unwrap();
+    stage.messages().append_logs(wire::AppendLogsRequest { chunks: vec![flow.log_chunk()] }).await.unwrap();
     let end = wire::CommitRequest { nodes: vec![change(&flow, 0, NodeState::Completed)], ..flow.end() };
     stage.apply(&mut flow, end).await;
     flow

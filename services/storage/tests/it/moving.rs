@@ -88,14 +88,7 @@ async fn ended(stage: &Stage<impl Redis>, message: u32) {
     (node.attempt, node.state) = (model::Attempt(1), NodeState::Completed);
     let step = wire::CommitRequest { messages: vec![flow.message(message)], ..flow.step() };
     stage.apply(&mut flow, step).await;
-    let chunk = wire::LogChunk {
-        job_key: format!("{}-{}-{}-1", flow.context_uid, flow.uid, flow.first_job),
-        context_id: CONTEXT,
-        flow_id: flow.id,
-        data: vec![b'x'; 500].into(),
-        ..Default::default()
-    };
-    stage.messages().append_logs(wire::AppendLogsRequest { chunks: vec![chunk] }).await.unwrap();
+    stage.messages().append_logs(wire::AppendLogsRequest { chunks: vec![flow.log_chunk()] }).await.unwrap();
     let change = wire::NodeCommit {
         job_id: node.job_id.0,
         node_json: json(&node),

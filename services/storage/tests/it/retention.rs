@@ -30,17 +30,6 @@ async fn keep(stage: &Stage<impl Redis>, retention: v1::ContextRetention) {
     stage.contexts(Identity::Admin).update_context(change).await.unwrap();
 }
 
-fn log_chunk(flow: &Running) -> wire::LogChunk {
-    let job_key = format!("{}-{}-{}-1", flow.context_uid, flow.uid, flow.first_job);
-    wire::LogChunk {
-        job_key,
-        context_id: CONTEXT,
-        flow_id: flow.id,
-        data: vec![b'x'; 500].into(),
-        ..Default::default()
-    }
-}
-
 /// A flow that has ended, with an attempt, a message that carried it, a signal and a log.
 async fn ended_flow(stage: &Stage<impl Redis>, message: u32) -> Running {
     let mut flow = stage.started(2).await;
@@ -55,7 +44,7 @@ async fn ended_flow(stage: &Stage<impl Redis>, message: u32) -> Running {
     stage.push(&flow, &FlowInput::Signal { name: "go".parse().unwrap() }).await;
     let step = wire::CommitRequest { messages: vec![carrier], ..flow.step() };
     stage.apply(&mut flow, step).await;
-    let logs = wire::AppendLogsRequest { chunks: vec![log_chunk(&flow)] };
+    let logs = wire::AppendLogsRequest { chunks: vec![flow.log_chunk()] };
     stage.messages().append_logs(logs).await.unwrap();
     let change = wire::NodeCommit {
         job_id: node.job_id.0,

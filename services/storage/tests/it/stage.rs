@@ -401,6 +401,17 @@ pub(crate) struct Running {
 }
 
 impl Running {
+    /// Output of the first attempt of its first job.
+    pub(crate) fn log_chunk(&self) -> wire::LogChunk {
+        wire::LogChunk {
+            job_key: format!("{}-{}-{}-1", self.context_uid, self.uid, self.first_job),
+            context_id: CONTEXT,
+            flow_id: self.id,
+            data: vec![b'x'; 500].into(),
+            ..Default::default()
+        }
+    }
+
     pub(crate) fn node(&self, place: u32) -> FlowNode {
         let spec = NodeSpec {
             name: format!("node-{place}").parse().unwrap(),

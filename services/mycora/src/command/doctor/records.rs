@@ -171,7 +171,7 @@ async fn ask(question: &str) -> Result<bool, CliError> {
     std::thread::spawn(move || {
         let mut line = String::new();
         let read = io::stdin().read_line(&mut line).map(|_| line);
-        // Nobody waits any more after Ctrl-C.
+        // After Ctrl-C the receiver is gone.
         let _ = answer.send(read);
     });
     let line = answered.await.map_err(|_| CliError::Failed("the terminal was closed".to_owned()))?;

@@ -154,7 +154,7 @@ async fn a_flow_that_was_asleep_is_given_to_schedulers(stage: Stage<impl Redis>)
     // A node runs.
     mends(&stage, &[&["SREM", "@flows_active", &member]], "FLOW_ASLEEP", &key).await;
     assert!(active(&stage).await.contains(&open.id));
-    // It rests, since nothing is under way, and an input comes.
+    // Nothing of the flow is under way, so it rests; then an input comes.
     let rests = wire::CommitRequest {
         nodes: vec![change(&open, 0, NodeState::Completed)],
         rests: true,
