@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 use serde_json::Value;
 use testkit::{TestProcess, Witness, WitnessMark, free_port, wait_until_blocking};
 
-use crate::suite::{PATIENCE, command, flow_file, place_of_scripts, program, stdout};
+use crate::suite::{PATIENCE, command, flow_file, place_of_scripts, program, started_at, stdout};
 
 /// Jobs that go over, enough for several batches, unless `MYCORA_SITES_JOBS` sets the number.
 const JOBS: usize = 400;
@@ -83,12 +83,7 @@ impl Sites {
         let killed = Command::new("kill").args(["-KILL", pid]).status().expect("kill starts");
         assert!(killed.success());
         // One that is still dying counts as running, and would not be started.
-        let stat = format!("/proc/{pid}/stat");
-        let is_gone = || match std::fs::read_to_string(&stat) {
-            Ok(text) => text.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('Z')),
-            Err(_) => true,
-        };
-        wait_until_blocking(|| is_gone().then_some(()), PATIENCE, "the daemon is gone");
+        wait_until_blocking(|| started_at(pid).is_none().then_some(()), PATIENCE, "the daemon is gone");
         stdout(&self.script("two-sites.sh", &self.dir), 0);
     }
 }
