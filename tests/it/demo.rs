@@ -1,6 +1,6 @@
 //! `mycora demo` on real input, and `mycora demo --saga`.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
@@ -40,8 +40,8 @@ fn demo_of_sagas(dir: &Path, arguments: &[&str]) -> Output {
     command.output().expect("`mycora` starts")
 }
 
-fn is_empty(dir: &Path) -> bool {
-    std::fs::read_dir(dir).expect("a directory").next().is_none()
+fn left_in(dir: &Path) -> Vec<PathBuf> {
+    std::fs::read_dir(dir).expect("a directory").map(|entry| entry.expect("an entry").path()).collect()
 }
 
 /// The demonstration of sagas takes less.
@@ -84,7 +84,7 @@ fn the_demo_of_sagas_shows_four_orders_that_go_four_ways_and_leaves_nothing() {
         assert!(printed.contains(line), "{line}: {printed}");
     }
     assert_eq!(processes_in(dir.path()), Vec::<String>::new(), "left running");
-    assert!(is_empty(dir.path()), "left on the disk");
+    assert_eq!(left_in(dir.path()), Vec::<PathBuf>::new(), "left on the disk");
 }
 
 #[test]
@@ -96,7 +96,7 @@ fn the_saga_demo_reports_a_missing_server_before_it_starts_anything() {
         printed.contains("none is no `nats-server` that can be used") && !printed.contains("starting"),
         "{printed}"
     );
-    assert!(is_empty(dir.path()), "something was made");
+    assert_eq!(left_in(dir.path()), Vec::<PathBuf>::new(), "something was made");
 }
 
 /// Path of the server on Debian, which is searched regardless of the `PATH`.
