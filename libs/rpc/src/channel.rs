@@ -4,7 +4,9 @@ pub(crate) mod answer;
 pub(crate) mod certificate_probe;
 pub(crate) mod health;
 pub(crate) mod local;
+mod transparent_retry;
 
+use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -17,6 +19,7 @@ use hyper_util::rt::TokioIo;
 use identity::Identity;
 use rustls_pki_types::ServerName;
 use tokio::net::TcpStream;
+use tokio::time::Instant;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tonic::Status;
@@ -27,8 +30,9 @@ use tower::{Service, service_fn};
 use crate::caller::Caller;
 use crate::channel::answer::{not_reached, received};
 use crate::channel::local::LocalHandle;
+use crate::channel::transparent_retry::{RetainedRequest, TRIES_MAX, is_unprocessed};
 use crate::gate::Gate;
-use crate::gate::deadline::pass_on;
+use crate::gate::deadline::{pass_on, shorten_timeout};
 use crate::tls::{ALPN_H2, ClientTls, TlsError, TlsFiles};
 
 /// The longest pause before a service asks another one of its suite again that could not be reached. They are few, so asking
@@ -156,9 +160,10 @@ impl Service<Request<Body>> for Channel {
         }
         match &mut self.0 {
             ChannelTransport::Remote { channel, target } => {
-                let (answer, target) = (channel.call(request), target.clone());
+                let (request, retained) = RetainedRequest::retain(request);
+                let (answer, channel, target) = (channel.call(request), channel.clone(), target.clone());
                 Box::pin(async move {
-                    let answer = answer.await.map_err(|error| not_reached(&target, &error))?;
+                    let answer = retry_unprocessed(answer, retained, channel, &target).await?;
                     received(answer, &target)
                 })
             }
@@ -174,6 +179,35 @@ impl Service<Request<Body>> for Channel {
             }
         }
     }
+}
+
+/// Waits for an answer; sends the request again as long as no server has processed it and its deadline lasts.
+async fn retry_unprocessed(
+    first: impl Future<Output = Result<Response<Body>, tonic::transport::Error>>,
+    mut retained: RetainedRequest,
+    mut channel: tonic::transport::Channel,
+    target: &str,
+) -> Result<Response<Body>, Status> {
+    let mut sent = Instant::now();
+    let mut failure = match first.await {
+        Ok(answer) => return Ok(answer),
+        Err(error) => error,
+    };
+    for _ in 1..TRIES_MAX {
+        if !is_unprocessed(&failure) {
+            break;
+        }
+        shorten_timeout(retained.headers_mut(), sent.elapsed(), target)?;
+        sent = Instant::now();
+        let Some((request, again)) = retained.again().await else { break };
+        retained = again;
+        poll_fn(|cx| channel.poll_ready(cx)).await.map_err(|error| not_reached(target, &error))?;
+        failure = match channel.call(request).await {
+            Ok(answer) => return Ok(answer),
+            Err(error) => error,
+        };
+    }
+    Err(not_reached(target, &failure))
 }
 
 async fn call_gate(mut gate: Gate, request: Request<Body>) -> Result<Response<Body>, Status> {

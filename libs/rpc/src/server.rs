@@ -5,6 +5,7 @@ pub(crate) mod actor_connections;
 pub(crate) mod connection_state;
 pub(crate) mod connection_table;
 pub(crate) mod health;
+pub(crate) mod lingering;
 pub(crate) mod mount;
 
 use std::future::Future;

@@ -111,6 +111,22 @@ pub(crate) fn pass_on(headers: &mut HeaderMap, target: &str) -> Result<(), Error
     Ok(())
 }
 
+/// Takes the time that a call has already lasted off its timeout, before it is sent again.
+///
+/// # Errors
+/// DEADLINE_EXCEEDED when there is no time left.
+pub(crate) fn shorten_timeout(headers: &mut HeaderMap, lasted: Duration, target: &str) -> Result<(), Error> {
+    let Some(timeout) = headers.get(TIMEOUT_HEADER).and_then(|value| parse(value.to_str().ok()?)) else {
+        return Ok(());
+    };
+    let left = timeout.saturating_sub(lasted);
+    if left.is_zero() {
+        return Err(deadline_exceeded(target));
+    }
+    headers.insert(TIMEOUT_HEADER, written(left));
+    Ok(())
+}
+
 /// `who` is the method or the server that did not answer.
 pub(crate) fn deadline_exceeded(who: &str) -> Error {
     let message = format!(

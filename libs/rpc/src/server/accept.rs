@@ -22,6 +22,7 @@ use crate::metrics::Metrics;
 use crate::server::actor_connections::{ActorConnectionGuard, ActorConnections};
 use crate::server::connection_state::StrangerConnectionState;
 use crate::server::connection_table::{ConnectionTable, ConnectionTableGuard};
+use crate::server::lingering::LingeringStream;
 use crate::tls::ServerTls;
 
 /// A handshake that takes longer is given up.
@@ -205,7 +206,7 @@ async fn greet(
     let (tls, mode) = match entrance {
         ListenerSecurity::Mesh(trust) => {
             return Ok((
-                AcceptedStream::Plain(socket),
+                AcceptedStream::Plain(LingeringStream::new(socket)),
                 ConnectionPeer::behind_sidecar(address, trust),
                 "mesh",
             ));
@@ -214,14 +215,14 @@ async fn greet(
     };
     if begins_with_tls(&socket).await? {
         let (stream, peer) = handshake(socket, address, &tls, state).await?;
-        return Ok((AcceptedStream::Tls(Box::new(stream)), peer, "tls"));
+        return Ok((AcceptedStream::Tls(Box::new(LingeringStream::new(stream))), peer, "tls"));
     }
     if mode == TlsMode::Strict {
         return Err(io::Error::other("the peer does not use TLS, which this port requires"));
     }
     tracing::info!(peer = %address, "a connection in plaintext; `--tls-mode strict` will refuse it");
     let peer = ConnectionPeer::new(address, PeerIdentity::Anonymous, tls.current().1.clone());
-    Ok((AcceptedStream::Plain(socket), peer, "plaintext"))
+    Ok((AcceptedStream::Plain(LingeringStream::new(socket)), peer, "plaintext"))
 }
 
 /// Looks at the first byte and leaves it where it is.
@@ -261,8 +262,8 @@ pub(crate) struct AcceptedConnection {
 }
 
 enum AcceptedStream {
-    Tls(Box<TlsStream<TcpStream>>),
-    Plain(TcpStream),
+    Tls(Box<LingeringStream<TlsStream<TcpStream>>>),
+    Plain(LingeringStream<TcpStream>),
 }
 
 /// Makes one call on a connection's wire, whichever kind that is.
@@ -360,6 +361,7 @@ impl AsyncWrite for AcceptedConnection {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.poll_severed(cx)?;
         on_wire!(self, wire => wire.poll_shutdown(cx))
     }
 }
