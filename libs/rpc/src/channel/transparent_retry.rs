@@ -10,7 +10,8 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use h2::Reason;
-use http::{HeaderMap, Method, Request, Uri, Version};
+use http::request::Parts;
+use http::{Extensions, HeaderMap, Request};
 use http_body::{Frame, SizeHint};
 use tokio::sync::oneshot;
 use tonic::Status;
@@ -24,50 +25,35 @@ const KEPT_BYTES_MAX: usize = 256 * 1024;
 
 /// A request that can be sent again.
 pub(super) struct RetainedRequest {
-    method: Method,
-    uri: Uri,
-    version: Version,
-    headers: HeaderMap,
+    head: Parts,
     body: oneshot::Receiver<UnreadBody>,
 }
 
 impl RetainedRequest {
     /// Returns the request to be sent, and what is necessary to send it again.
     pub(super) fn retain(request: Request<Body>) -> (Request<Body>, Self) {
-        let (head, body) = request.into_parts();
-        let (method, uri, version) = (head.method, head.uri, head.version);
-        Self::lend(method, uri, version, head.headers, UnreadBody { part: None, rest: Some(body) })
+        let (mut head, body) = request.into_parts();
+        // No connection carries the extensions.
+        head.extensions = Extensions::new();
+        Self::lend(head, UnreadBody { part: None, rest: Some(body) })
     }
 
     /// Returns the request once more when its connection has dropped it; `None` where its body was read too far.
     pub(super) async fn again(self) -> Option<(Request<Body>, Self)> {
-        let Self { method, uri, version, headers, body } = self;
-        let body = body.await.ok()?;
-        Some(Self::lend(method, uri, version, headers, body))
+        let body = self.body.await.ok()?;
+        Some(Self::lend(self.head, body))
     }
 
     /// Returns the headers that the request is sent again with.
     pub(super) const fn headers_mut(&mut self) -> &mut HeaderMap {
-        &mut self.headers
+        &mut self.head.headers
     }
 
-    fn lend(
-        method: Method,
-        uri: Uri,
-        version: Version,
-        headers: HeaderMap,
-        body: UnreadBody,
-    ) -> (Request<Body>, Self) {
+    fn lend(head: Parts, UnreadBody { part, rest }: UnreadBody) -> (Request<Body>, Self) {
         let (owner, given_back) = oneshot::channel();
-        let UnreadBody { part, rest } = body;
         let is_due = part.is_some();
-        let lent = LentBody { part, is_due, rest, owner: Some(owner) };
-        let mut request = Request::new(Body::new(lent));
-        *request.method_mut() = method.clone();
-        *request.uri_mut() = uri.clone();
-        *request.version_mut() = version;
-        *request.headers_mut() = headers.clone();
-        (request, Self { method, uri, version, headers, body: given_back })
+        let lent = Body::new(LentBody { part, is_due, rest, owner: Some(owner) });
+        (Request::from_parts(head.clone(), lent), Self { head, body: given_back })
     }
 }
 

@@ -76,7 +76,7 @@ impl Deadline {
 
     /// Returns the deadline that the caller asked for, but no later than `patience` from now.
     pub(crate) fn from_headers(headers: &HeaderMap, patience: Option<Duration>) -> Option<Self> {
-        let requested = headers.get(TIMEOUT_HEADER).and_then(|value| parse(value.to_str().ok()?));
+        let requested = timeout_of(headers);
         let timeout = match (requested, patience) {
             (Some(requested), Some(patience)) => requested.min(patience),
             (requested, patience) => requested.or(patience)?,
@@ -104,7 +104,7 @@ pub(crate) fn pass_on(headers: &mut HeaderMap, target: &str) -> Result<(), Error
         let message = format!("{target} was not called: the deadline of the call that needs it has passed");
         return Err(Error::new(ErrorKind::DeadlineExceeded, RpcReason::DeadlineExceeded, message));
     }
-    let own = headers.get(TIMEOUT_HEADER).and_then(|value| parse(value.to_str().ok()?));
+    let own = timeout_of(headers);
     if own.is_none_or(|own| own > left) {
         headers.insert(TIMEOUT_HEADER, written(left));
     }
@@ -116,7 +116,7 @@ pub(crate) fn pass_on(headers: &mut HeaderMap, target: &str) -> Result<(), Error
 /// # Errors
 /// DEADLINE_EXCEEDED when there is no time left.
 pub(crate) fn shorten_timeout(headers: &mut HeaderMap, lasted: Duration, target: &str) -> Result<(), Error> {
-    let Some(timeout) = headers.get(TIMEOUT_HEADER).and_then(|value| parse(value.to_str().ok()?)) else {
+    let Some(timeout) = timeout_of(headers) else {
         return Ok(());
     };
     let left = timeout.saturating_sub(lasted);
@@ -133,6 +133,11 @@ pub(crate) fn deadline_exceeded(who: &str) -> Error {
         "{who} did not answer within the deadline of the call; whether it had an effect is not known"
     );
     Error::new(ErrorKind::DeadlineExceeded, RpcReason::DeadlineExceeded, message)
+}
+
+/// Returns the timeout that the headers of a call set.
+fn timeout_of(headers: &HeaderMap) -> Option<Duration> {
+    parse(headers.get(TIMEOUT_HEADER)?.to_str().ok()?)
 }
 
 /// `TimeoutValue TimeoutUnit` of the gRPC protocol: up to eight digits and a unit.
@@ -209,7 +214,7 @@ mod tests {
         ambient(left).sync_scope(|| pass_on(&mut headers, "storage"))?;
         assert!(headers.contains_key(crate::gate::request_headers::REQUEST_ID_HEADER));
         assert_eq!(headers["traceparent"], TraceParent::sampled(7, 2).to_string());
-        Ok(headers.get(TIMEOUT_HEADER).and_then(|value| parse(value.to_str().ok()?)))
+        Ok(timeout_of(&headers))
     }
 
     #[tokio::test(start_paused = true)]
