@@ -9,8 +9,7 @@ use identity::VerifyingKey;
 use model::Timestamp;
 use mycelium::{Guard, JsonRpcError, RejectedPayload};
 
-use crate::certificate::VerifiedCertificate;
-use crate::statement::SenderProof;
+use crate::statement::{SenderProof, ShownKeys};
 use crate::{Envelope, OpenedEnvelope, Refusal, ReplayWindow, Sealer, statement};
 
 /// How long an envelope holds: longer than any caller waits for an answer, and longer than a bus takes.
@@ -147,8 +146,8 @@ pub type SuccessorCheck = Arc<dyn Fn(&VerifyingKey, &OpenedEnvelope) -> bool + S
 pub struct Conversation {
     signer: Arc<EnvelopeSigner>,
     them: Mutex<ConversationPeer>,
-    /// The certificate that the peer showed last: it comes with every envelope.
-    shown: Mutex<Option<VerifiedCertificate>>,
+    /// The keys that the peer showed last: they come with every envelope.
+    shown: Mutex<ShownKeys>,
     on_refusal: OnRefusal,
     successor_check: Option<SuccessorCheck>,
     proof: SenderProof,
@@ -243,9 +242,9 @@ impl Conversation {
             });
         }
         self.signer.admit(&opened, now)?;
-        let name = Some(opened.root.to_string());
-        *them =
-            ConversationPeer { name, root: Some(opened.root), last_received: Some(now), fixed: them.fixed };
+        if them.last_received.replace(now).is_none() {
+            (them.name, them.root) = (Some(opened.root.to_string()), Some(opened.root));
+        }
         Ok(opened.body)
     }
 

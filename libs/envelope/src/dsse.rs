@@ -30,6 +30,13 @@ pub struct Envelope {
     pub signature: Bytes,
 }
 
+/// Key that was read from its hex digits.
+#[derive(Debug)]
+pub(crate) struct ReadKey {
+    id: String,
+    key: VerifyingKey,
+}
+
 /// The envelope as JSON.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -64,12 +71,23 @@ impl Envelope {
         Self { payload_type, payload, key_id, signature: Bytes::new() }
     }
 
-    /// The key that it says has signed it, unproved.
-    pub(crate) fn claimed(&self, payload_type: &str) -> Result<VerifyingKey, Refusal> {
+    /// The key that it says has signed it, unproved. With the last key as a cache: reading one is work on its curve.
+    pub(crate) fn claimed(
+        &self,
+        payload_type: &str,
+        known: &mut Option<ReadKey>,
+    ) -> Result<VerifyingKey, Refusal> {
         if self.payload_type != payload_type {
             return Err(Refusal::OtherType(self.payload_type.chars().take(80).collect()));
         }
-        self.key_id.parse().map_err(|_| Refusal::BadSignature)
+        match known {
+            Some(read) if read.id == self.key_id => Ok(read.key),
+            _ => {
+                let key = self.key_id.parse().map_err(|_| Refusal::BadSignature)?;
+                *known = Some(ReadKey { id: self.key_id.clone(), key });
+                Ok(key)
+            }
+        }
     }
 
     /// The key that has signed it, when it is of this type. Who that key belongs to is another question.
@@ -77,7 +95,16 @@ impl Envelope {
     /// # Errors
     /// [`Refusal::OtherType`], [`Refusal::BadSignature`].
     pub fn signer(&self, payload_type: &str) -> Result<VerifyingKey, Refusal> {
-        let key = self.claimed(payload_type)?;
+        self.signer_with_cached(payload_type, &mut None)
+    }
+
+    /// Like [`Envelope::signer`], with the last key as a cache.
+    pub(crate) fn signer_with_cached(
+        &self,
+        payload_type: &str,
+        known: &mut Option<ReadKey>,
+    ) -> Result<VerifyingKey, Refusal> {
+        let key = self.claimed(payload_type, known)?;
         match key.verifies(&encoded(payload_type, &self.payload), &self.signature) {
             true => Ok(key),
             false => Err(Refusal::BadSignature),

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use crate::certificate::VerifiedCertificate;
+use crate::dsse::ReadKey;
 use crate::{Envelope, GatewayCertificate, Refusal, object};
 
 /// Payload type of an envelope with a statement.
@@ -151,20 +152,27 @@ pub struct OpenedEnvelope {
 /// # Errors
 /// Any [`Refusal`] but [`Refusal::Replayed`] and [`Refusal::TooMuch`].
 pub fn open_envelope(envelope: &Envelope, own: &[String], now: Timestamp) -> Result<OpenedEnvelope, Refusal> {
-    open_with_cached(SenderProof::Signature, envelope, own, now, &mut None)
+    open_with_cached(SenderProof::Signature, envelope, own, now, &mut ShownKeys::default())
 }
 
-/// Opens an envelope, with the last verified certificate as a cache: senders mostly show the same one again.
+/// Key and certificate that a sender showed last: mostly it shows the same again.
+#[derive(Debug, Default)]
+pub(crate) struct ShownKeys {
+    signer: Option<ReadKey>,
+    certificate: Option<VerifiedCertificate>,
+}
+
+/// Opens an envelope, with what its sender showed last as a cache.
 pub(crate) fn open_with_cached(
     proof: SenderProof,
     envelope: &Envelope,
     own: &[String],
     now: Timestamp,
-    known: &mut Option<VerifiedCertificate>,
+    shown: &mut ShownKeys,
 ) -> Result<OpenedEnvelope, Refusal> {
     let signer = match proof {
-        SenderProof::Signature => envelope.signer(PAYLOAD_TYPE)?,
-        SenderProof::Transport => envelope.claimed(PAYLOAD_TYPE)?,
+        SenderProof::Signature => envelope.signer_with_cached(PAYLOAD_TYPE, &mut shown.signer)?,
+        SenderProof::Transport => envelope.claimed(PAYLOAD_TYPE, &mut shown.signer)?,
     };
     let statement: EnvelopeStatement<'_> = object(&envelope.payload)?;
     if !own.contains(&statement.to) {
@@ -182,7 +190,7 @@ pub(crate) fn open_with_cached(
     let root = match statement.certificate {
         None => signer,
         Some(json) => {
-            let certificate = VerifiedCertificate::read(json.get(), known)?;
+            let certificate = VerifiedCertificate::read(json.get(), &mut shown.certificate)?;
             certificate.check(signer, now)?;
             certificate.root
         }
