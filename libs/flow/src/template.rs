@@ -351,26 +351,18 @@ mod tests {
             attempt: Attempt(1),
         };
         Execution {
-            job_key: key,
             context_id: ContextId(3),
             flow_id: FlowId(4),
             caller_id: ActorId(5),
-            flow_name: "demo".parse().expect("a name"),
-            node: "report".parse().expect("a name"),
-            script_type: ScriptType::Shell,
-            script: ScriptSource::Inline("true".into()),
             env_vars: env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect(),
-            files: std::collections::BTreeMap::new(),
-            outputs: Vec::new(),
             inputs: [(a, [("total".to_owned(), "x".repeat(40_000))].into())].into(),
-            timeout_secs: 0,
-            priority: 1,
-            group: None,
-            instance: None,
-            isolation: model::Isolation::Basic,
-            network: false,
-            signature: None,
-            traceparent: None,
+            ..Execution::of_script(
+                key,
+                "demo".parse().expect("a name"),
+                "report".parse().expect("a name"),
+                ScriptType::Shell,
+                ScriptSource::Inline("true".into()),
+            )
         }
     }
 

@@ -91,6 +91,42 @@ pub struct Execution {
     pub traceparent: Option<String>,
 }
 
+impl Execution {
+    /// An attempt that demands nothing but that its script runs, outside of any flow: context, flow and actor are 0, the priority is 1,
+    /// there are no variables, no files and no time limit.
+    #[must_use]
+    pub const fn of_script(
+        job_key: JobKey,
+        flow_name: Name,
+        node: Name,
+        script_type: ScriptType,
+        script: ScriptSource,
+    ) -> Self {
+        Self {
+            job_key,
+            context_id: ContextId(0),
+            flow_id: FlowId(0),
+            caller_id: ActorId(0),
+            flow_name,
+            node,
+            script_type,
+            script,
+            env_vars: EnvVars::new(),
+            files: BTreeMap::new(),
+            outputs: Vec::new(),
+            inputs: BTreeMap::new(),
+            timeout_secs: 0,
+            priority: 1,
+            group: None,
+            instance: None,
+            isolation: Isolation::Basic,
+            network: false,
+            signature: None,
+            traceparent: None,
+        }
+    }
+}
+
 /// Grants that the policy of a supervisor gives a job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]

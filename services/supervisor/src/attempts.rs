@@ -6,8 +6,7 @@ use std::sync::Arc;
 use model::flow::EnvVars;
 use model::id::Uid;
 use model::{
-    ActorId, Attempt, BlobHash, ContextId, Execution, FlowId, FlowUid, Isolation, JobId, JobKey, Name,
-    ScriptSource, ScriptType,
+    Attempt, BlobHash, Execution, FlowUid, Isolation, JobId, JobKey, Name, ScriptSource, ScriptType,
 };
 use mycelium::JsonRpcError;
 use queue::{JobAcceptError, JobOffer, OPERATOR, QueueJobSnapshot, QueueJobStatus};
@@ -146,26 +145,20 @@ fn execution(job_key: JobKey, wanted: OperatorAttemptSpec) -> Execution {
     } = wanted;
     let name = |text: &str| text.parse::<Name>().expect("it is a name");
     Execution {
-        job_key,
-        context_id: ContextId(0),
-        flow_id: FlowId(0),
-        caller_id: ActorId(0),
-        flow_name: name("operator"),
-        node: name("attempt"),
-        script_type,
-        script: ScriptSource::Inline(script),
         env_vars,
-        files: Default::default(),
-        outputs: Vec::new(),
-        inputs: Default::default(),
         timeout_secs,
-        priority: 1,
         group,
         instance,
         isolation,
         network,
-        signature: None,
         traceparent: ::rpc::current_trace().map(|trace| trace.to_string()),
+        ..Execution::of_script(
+            job_key,
+            name("operator"),
+            name("attempt"),
+            script_type,
+            ScriptSource::Inline(script),
+        )
     }
 }
 

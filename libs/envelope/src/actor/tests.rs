@@ -65,26 +65,23 @@ fn execution(signature: Option<String>) -> Execution {
     let spec = spec();
     let file = |bytes: &[u8]| FileSource { blob: blob(bytes), inline: None };
     Execution {
-        job_key: JobKey { context: CONTEXT, flow: FlowUid::random(), job: JobId(1), attempt: Attempt(1) },
         context_id: ContextId(1),
         flow_id: FlowId(1),
         caller_id: CALLER,
-        flow_name: "flow".parse().expect("a name"),
-        node: "node".parse().expect("a name"),
-        script_type: spec.script_type,
-        script: spec.script.clone(),
         env_vars: terms(&spec).env_vars,
         files: [("data/in.txt".to_owned(), file(b"in")), ("part.txt".to_owned(), file(b"made"))].into(),
         outputs: spec.outputs,
-        inputs: [].into(),
         timeout_secs: 60,
-        priority: 1,
-        group: None,
-        instance: None,
         isolation: Isolation::Confined,
         network: true,
         signature,
-        traceparent: None,
+        ..Execution::of_script(
+            JobKey { context: CONTEXT, flow: FlowUid::random(), job: JobId(1), attempt: Attempt(1) },
+            "flow".parse().expect("a name"),
+            "node".parse().expect("a name"),
+            spec.script_type,
+            spec.script.clone(),
+        )
     }
 }
 

@@ -10,8 +10,7 @@ use model::limits::{
     ENV_BYTES_MAX, ENV_ENTRIES_MAX, SCRIPT_BYTES_MAX, TIMEOUT_SECS_DEFAULT, TIMEOUT_SECS_MAX,
 };
 use model::{
-    ActorId, Attempt, ContextId, ContextUid, Execution, FlowId, FlowUid, Grants, JobId, JobKey, Name,
-    ScriptSource, ScriptType,
+    ActorId, Attempt, ContextUid, Execution, FlowUid, Grants, JobId, JobKey, Name, ScriptSource, ScriptType,
 };
 
 use crate::job::fields;
@@ -246,31 +245,25 @@ struct JobImportSpec {
 impl JobImportSpec {
     fn into_execution(self, at: &JobImportEntry) -> Execution {
         Execution {
-            job_key: JobKey {
-                context: at.context,
-                flow: FlowUid(Uid::random()),
-                job: JobId(1),
-                attempt: Attempt(1),
-            },
-            context_id: ContextId(0),
-            flow_id: FlowId(0),
             caller_id: self.caller_id,
-            flow_name: name_of(FLOW_NAME),
-            node: name_of(&at.pushed.1),
-            script_type: at.script_type,
-            script: ScriptSource::Inline(self.script),
             env_vars: self.env_vars,
-            files: BTreeMap::new(),
-            outputs: Vec::new(),
-            inputs: BTreeMap::new(),
             timeout_secs: self.timeout_secs,
             priority: at.queue.priority(),
             group: at.queue.for_group().cloned(),
             instance: at.queue.for_instance(),
             isolation: at.queue.isolation(),
-            network: false,
-            signature: None,
-            traceparent: None,
+            ..Execution::of_script(
+                JobKey {
+                    context: at.context,
+                    flow: FlowUid(Uid::random()),
+                    job: JobId(1),
+                    attempt: Attempt(1),
+                },
+                name_of(FLOW_NAME),
+                name_of(&at.pushed.1),
+                at.script_type,
+                ScriptSource::Inline(self.script),
+            )
         }
     }
 }

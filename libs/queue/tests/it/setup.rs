@@ -94,26 +94,18 @@ pub(crate) fn job_key(job: u32) -> JobKey {
 
 pub(crate) fn execution(job: u32) -> Execution {
     Execution {
-        job_key: job_key(job),
         context_id: ContextId(1),
         flow_id: FlowId(7),
         caller_id: ActorId(1),
-        flow_name: "flow".parse().expect("a name"),
-        node: format!("node-{job}").parse().expect("a name"),
-        script_type: ScriptType::Shell,
-        script: ScriptSource::Inline(format!("echo {job}")),
         env_vars: BTreeMap::from([("A".into(), "\"b\"\n".into())]),
-        files: BTreeMap::new(),
-        outputs: Vec::new(),
-        inputs: BTreeMap::new(),
         timeout_secs: 60,
-        priority: 1,
-        group: None,
-        instance: None,
-        isolation: model::Isolation::Basic,
-        network: false,
-        signature: None,
-        traceparent: None,
+        ..Execution::of_script(
+            job_key(job),
+            "flow".parse().expect("a name"),
+            format!("node-{job}").parse().expect("a name"),
+            ScriptType::Shell,
+            ScriptSource::Inline(format!("echo {job}")),
+        )
     }
 }
 

@@ -1,7 +1,7 @@
 //! A gateway with everything around it: a supervisor on a Redis of its own, and a storage, a registry
 //! and a router that speak the real protocols.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::future::pending;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -576,25 +576,16 @@ pub(crate) fn key(job: u32) -> JobKey {
 
 pub(crate) fn execution(job: u32) -> Execution {
     Execution {
-        job_key: key(job),
         context_id: ContextId(1),
         flow_id: FlowId(7),
         caller_id: ActorId(1),
-        flow_name: "flow".parse().expect("a name"),
-        node: format!("node-{job}").parse().expect("a name"),
-        script_type: ScriptType::Shell,
-        script: ScriptSource::Inline(format!("echo {job}")),
-        env_vars: BTreeMap::new(),
-        files: BTreeMap::new(),
-        outputs: Vec::new(),
-        inputs: BTreeMap::new(),
         timeout_secs: 60,
-        priority: 1,
-        group: None,
-        instance: None,
-        isolation: model::Isolation::Basic,
-        network: false,
-        signature: None,
-        traceparent: None,
+        ..Execution::of_script(
+            key(job),
+            "flow".parse().expect("a name"),
+            format!("node-{job}").parse().expect("a name"),
+            ScriptType::Shell,
+            ScriptSource::Inline(format!("echo {job}")),
+        )
     }
 }

@@ -203,26 +203,17 @@ pub(crate) fn context() -> ContextUid {
 
 pub(crate) fn job(script_type: ScriptType, script: &str) -> Execution {
     Execution {
-        job_key: JobKey { context: context(), flow: FlowUid::random(), job: JobId(3), attempt: Attempt(2) },
         context_id: ContextId(5),
         flow_id: FlowId(7),
         caller_id: ActorId(1),
-        flow_name: "flow".parse().expect("a name"),
-        node: "node".parse().expect("a name"),
-        script_type,
-        script: ScriptSource::Inline(script.to_owned()),
-        env_vars: BTreeMap::new(),
-        files: BTreeMap::new(),
-        outputs: Vec::new(),
-        inputs: BTreeMap::new(),
         timeout_secs: 60,
-        priority: 1,
-        group: None,
-        instance: None,
-        isolation: model::Isolation::Basic,
-        network: false,
-        signature: None,
-        traceparent: None,
+        ..Execution::of_script(
+            JobKey { context: context(), flow: FlowUid::random(), job: JobId(3), attempt: Attempt(2) },
+            "flow".parse().expect("a name"),
+            "node".parse().expect("a name"),
+            script_type,
+            ScriptSource::Inline(script.to_owned()),
+        )
     }
 }
 

@@ -56,26 +56,18 @@ fn events(flow: u32, job: u32) -> Vec<Bytes> {
 
 fn execution(job_key: JobKey, (context, flow): (u32, u32)) -> Execution {
     Execution {
-        job_key,
         context_id: ContextId(context),
         flow_id: FlowId(flow),
         caller_id: ActorId(EXECUTOR),
-        flow_name: "flow".parse().unwrap(),
-        node: "node-0".parse().unwrap(),
-        script_type: model::ScriptType::Shell,
-        script: model::ScriptSource::Inline("true".to_owned()),
         env_vars: [("A".to_owned(), "1".to_owned())].into(),
-        files: Default::default(),
-        outputs: Vec::new(),
-        inputs: Default::default(),
         timeout_secs: 60,
-        priority: 1,
-        group: None,
-        instance: None,
-        isolation: Default::default(),
-        network: false,
-        signature: None,
-        traceparent: None,
+        ..Execution::of_script(
+            job_key,
+            "flow".parse().unwrap(),
+            "node-0".parse().unwrap(),
+            model::ScriptType::Shell,
+            model::ScriptSource::Inline("true".to_owned()),
+        )
     }
 }
 

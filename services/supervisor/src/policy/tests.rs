@@ -17,32 +17,19 @@ fn uid(bits: u128) -> ContextUid {
 }
 
 fn of(context: u128) -> Execution {
+    let job_key = JobKey {
+        context: uid(context),
+        flow: FlowUid(Uid::from_bits(9)),
+        job: JobId(1),
+        attempt: Attempt(1),
+    };
+    let name = |text: &str| text.parse().expect("a name");
+    let script = ScriptSource::Inline(String::new());
     Execution {
-        job_key: JobKey {
-            context: uid(context),
-            flow: FlowUid(Uid::from_bits(9)),
-            job: JobId(1),
-            attempt: Attempt(1),
-        },
         context_id: ContextId(1),
         flow_id: FlowId(1),
         caller_id: ActorId(1),
-        flow_name: "flow".parse().expect("a name"),
-        node: "node".parse().expect("a name"),
-        script_type: ScriptType::Shell,
-        script: ScriptSource::Inline(String::new()),
-        env_vars: BTreeMap::new(),
-        files: BTreeMap::new(),
-        outputs: Vec::new(),
-        inputs: BTreeMap::new(),
-        timeout_secs: 0,
-        priority: 1,
-        group: None,
-        instance: None,
-        isolation: Isolation::Basic,
-        network: false,
-        signature: None,
-        traceparent: None,
+        ..Execution::of_script(job_key, name("flow"), name("node"), ScriptType::Shell, script)
     }
 }
 

@@ -1,6 +1,6 @@
 //! A coordinator that is away holds up nobody else.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex};
 
@@ -31,31 +31,21 @@ const BACKLOG: u32 = 18_000;
 
 pub(crate) fn execution(context: u128, job: u32) -> Execution {
     Execution {
-        job_key: JobKey {
-            context: ContextUid(Uid::from_bits(context)),
-            flow: FlowUid(Uid::from_bits(2)),
-            job: JobId(job),
-            attempt: Attempt(1),
-        },
         context_id: ContextId(1),
         flow_id: FlowId(7),
         caller_id: ActorId(1),
-        flow_name: "flow".parse().expect("a name"),
-        node: "node".parse().expect("a name"),
-        script_type: ScriptType::Shell,
-        script: ScriptSource::Inline(String::new()),
-        env_vars: BTreeMap::new(),
-        files: BTreeMap::new(),
-        outputs: Vec::new(),
-        inputs: BTreeMap::new(),
-        timeout_secs: 0,
-        priority: 1,
-        group: None,
-        instance: None,
-        isolation: model::Isolation::Basic,
-        network: false,
-        signature: None,
-        traceparent: None,
+        ..Execution::of_script(
+            JobKey {
+                context: ContextUid(Uid::from_bits(context)),
+                flow: FlowUid(Uid::from_bits(2)),
+                job: JobId(job),
+                attempt: Attempt(1),
+            },
+            "flow".parse().expect("a name"),
+            "node".parse().expect("a name"),
+            ScriptType::Shell,
+            ScriptSource::Inline(String::new()),
+        )
     }
 }
 

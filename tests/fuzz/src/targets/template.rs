@@ -7,8 +7,8 @@ use flow::template::render;
 use model::id::Uid;
 use model::limits::{ENV_RENDERED_BYTES_MAX, ENV_VALUE_RENDERED_BYTES_MAX};
 use model::{
-    ActorId, Attempt, ContextId, ContextUid, Execution, FlowId, FlowUid, Isolation, JobId, JobKey, Name,
-    ScriptSource, ScriptType,
+    ActorId, Attempt, ContextId, ContextUid, Execution, FlowId, FlowUid, JobId, JobKey, Name, ScriptSource,
+    ScriptType,
 };
 
 use crate::input::{Input, join};
@@ -93,31 +93,23 @@ fn execution(env_vars: BTreeMap<String, String>) -> Execution {
     let result = [("n", "7"), ("a key", SECRET), ("long", &"x".repeat(40_000))];
     let result = result.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
     Execution {
-        job_key: JobKey {
-            context: ContextUid(Uid::from_bits(1)),
-            flow: FlowUid(Uid::from_bits(2)),
-            job: JobId(7),
-            attempt: Attempt(1),
-        },
         context_id: ContextId(3),
         flow_id: FlowId(4),
         caller_id: ActorId(5),
-        flow_name: name("demo"),
-        node: name("report"),
-        script_type: ScriptType::Shell,
-        script: ScriptSource::Inline("true".to_owned()),
         env_vars,
-        files: BTreeMap::new(),
-        outputs: Vec::new(),
         inputs: [(name("first"), result)].into(),
-        timeout_secs: 0,
-        priority: 1,
-        group: None,
-        instance: None,
-        isolation: Isolation::Basic,
-        network: false,
-        signature: None,
-        traceparent: None,
+        ..Execution::of_script(
+            JobKey {
+                context: ContextUid(Uid::from_bits(1)),
+                flow: FlowUid(Uid::from_bits(2)),
+                job: JobId(7),
+                attempt: Attempt(1),
+            },
+            name("demo"),
+            name("report"),
+            ScriptType::Shell,
+            ScriptSource::Inline("true".to_owned()),
+        )
     }
 }
 
