@@ -63,16 +63,16 @@ struct UnderWay {
     inbox: Streaming<v1::ReceiveMessagesResponse>,
     runners: Streaming<v1::WatchRunnersResponse>,
     upload: Upload,
-    run: Run,
+    run: AwaitedJob,
 }
 
 /// A job whose end a caller waits for.
-struct Run {
+struct AwaitedJob {
     call: JoinHandle<Result<(), Status>>,
     name: String,
 }
 
-impl Run {
+impl AwaitedJob {
     async fn begin(stage: &Stage, who: &Who) -> Self {
         let name = format!("of-{}", who.id);
         let script = v1::Script { source: Some(v1::script::Source::Text("true".to_owned())) };
@@ -183,7 +183,7 @@ impl UnderWay {
         let watch = v1::WatchRunnersRequest { context_id: CONTEXT, ..Default::default() };
         let mut runners = RunnerServiceClient::new(channel("RunnerService"));
         let runners = runners.watch_runners(who.asks(watch)).await.expect("a reader").into_inner();
-        let (upload, run) = (Upload::begin(stage, who).await, Run::begin(stage, who).await);
+        let (upload, run) = (Upload::begin(stage, who).await, AwaitedJob::begin(stage, who).await);
         Self { flow, all, logs, inbox, runners, upload, run }
     }
 

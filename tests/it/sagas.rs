@@ -126,13 +126,13 @@ pub(crate) fn runtime() -> tokio::runtime::Runtime {
 }
 
 /// An upstream that notes the key and the body of each call, and answers none before it is released.
-struct Held {
+struct HeldUpstream {
     address: String,
     calls: Arc<Mutex<Vec<(String, String)>>>,
     is_open: Arc<AtomicBool>,
 }
 
-impl Held {
+impl HeldUpstream {
     fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("bound").to_string();
@@ -194,7 +194,7 @@ fn read_call(reader: &mut BufReader<TcpStream>) -> Option<(String, String)> {
 fn a_killed_suite_goes_on_with_its_sagas_and_ends_the_server_that_was_left() {
     let dir = tempfile::tempdir().expect("a directory");
     let (data, manifests) = (dir.path().join("data"), dir.path().join("manifests"));
-    let upstream = Held::start();
+    let upstream = HeldUpstream::start();
     std::fs::create_dir(&manifests).expect("made");
     let manifest = PAYS.replace("ADDRESS", &upstream.address);
     std::fs::write(manifests.join("pays.yaml"), manifest).expect("written");

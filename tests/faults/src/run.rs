@@ -101,7 +101,7 @@ impl Outcome {
 /// When the suite does not start, or cannot be broken as planned.
 pub async fn run(plan: Plan) -> Outcome {
     let seed = plan.seed;
-    let mut run = Run::start(plan).await;
+    let mut run = FaultRun::start(plan).await;
     let enough = CancellationToken::new();
     let next = Arc::new(AtomicU64::new(0));
     let mut tasks = JoinSet::new();
@@ -141,7 +141,7 @@ async fn work(clients: &Clients, seed: u64, (flow, next): (Flows, &AtomicU64), e
 }
 
 /// A run under way.
-struct Run {
+struct FaultRun {
     plan: Plan,
     suite: Suite,
     witness: Witness,
@@ -152,7 +152,7 @@ struct Run {
     fallen: Vec<String>,
 }
 
-impl Run {
+impl FaultRun {
     async fn start(plan: Plan) -> Self {
         let suite = Suite::start(plan.form).await;
         let witness = suite.witness();

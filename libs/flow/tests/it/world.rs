@@ -46,7 +46,7 @@ pub(crate) fn flow(count: usize) -> Flow {
 }
 
 /// One place to run, alive or not.
-pub(crate) struct Place {
+pub(crate) struct OneRunner {
     pub(crate) live: bool,
 }
 
@@ -55,7 +55,7 @@ pub(crate) fn source(address: &str) -> ReportSource {
     ReportSource { address: address.to_owned(), topic: "supervisor.rpc".into() }
 }
 
-impl Destinations for Place {
+impl Destinations for OneRunner {
     fn locate(&self, source: &ReportSource) -> Option<RunnerId> {
         (source.address == "grpc://known").then_some(RUNNER)
     }
@@ -86,7 +86,7 @@ struct Stored {
 
 pub(crate) struct World {
     pub(crate) engine: Engine,
-    pub(crate) place: Place,
+    pub(crate) place: OneRunner,
     pub(crate) now: Timestamp,
     pub(crate) budget: usize,
     pub(crate) due: Option<Timestamp>,
@@ -120,7 +120,7 @@ impl World {
         let jobs = flow.jobs.iter().copied().zip(specs.iter().map(|s| Arc::new(s.job.clone()))).collect();
         Self {
             engine,
-            place: Place { live: true },
+            place: OneRunner { live: true },
             now: BEGIN,
             budget: 500,
             due: None,

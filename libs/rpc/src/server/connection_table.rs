@@ -188,24 +188,24 @@ mod tests {
         text.parse().expect("an address")
     }
 
-    struct Guest {
+    struct OpenConnection {
         state: Arc<StrangerConnectionState>,
         _entered: ConnectionTableGuard,
     }
 
-    impl Guest {
+    impl OpenConnection {
         fn is_evicted(&self) -> bool {
             self.state.is_evicted()
         }
     }
 
-    fn enter(table: &ConnectionTable, address: &str) -> Guest {
+    fn enter(table: &ConnectionTable, address: &str) -> OpenConnection {
         let state = StrangerConnectionState::accepted(ActorConnections::default());
         let entered = table.enter(ip(address), &state).expect("somebody gives way");
-        Guest { state, _entered: entered }
+        OpenConnection { state, _entered: entered }
     }
 
-    fn evicted(guests: &[Guest]) -> Vec<usize> {
+    fn evicted(guests: &[OpenConnection]) -> Vec<usize> {
         (0..guests.len()).filter(|at| guests[*at].is_evicted()).collect()
     }
 

@@ -53,7 +53,7 @@ impl Authority {
 
 /// How one is started.
 #[derive(Default)]
-pub(crate) struct With {
+pub(crate) struct CoordinatorOptions {
     pub(crate) bus: Option<Arc<dyn Bus>>,
     /// Authority whose certificates are accepted over gRPC.
     pub(crate) others: Option<PathBuf>,
@@ -81,8 +81,8 @@ pub(crate) struct Coordinator {
 }
 
 impl Coordinator {
-    pub(crate) async fn start(with: With) -> Self {
-        let With { bus, others, secrets_dir, runner, also, addresses, mail } = with;
+    pub(crate) async fn start(with: CoordinatorOptions) -> Self {
+        let CoordinatorOptions { bus, others, secrets_dir, runner, also, addresses, mail } = with;
         let mail = mail.unwrap_or(MailPolicy { listed: Vec::new(), strangers: StrangerMailPolicy::Any });
         let authority = Authority::new();
         let inbox = FakeBox::default();

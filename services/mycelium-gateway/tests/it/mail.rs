@@ -28,7 +28,7 @@ use stand_in::{Overlay, StandIn, Traps};
 use testkit::{PATIENCE, wait_until};
 use tonic::{Code, Status};
 
-use crate::coordinator::{Coordinator, With};
+use crate::coordinator::{Coordinator, CoordinatorOptions};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
@@ -121,7 +121,7 @@ async fn letters_arrive(from: &Coordinator, to: &Coordinator, addresses: &[Strin
 
 #[tokio::test]
 async fn letters_arrive_here() {
-    let here = Coordinator::start(With::default()).await;
+    let here = Coordinator::start(CoordinatorOptions::default()).await;
     letters_arrive(&here, &here, &[]).await;
 }
 
@@ -132,7 +132,8 @@ async fn the_own_address_on_a_bus_is_here() {
     let addresses = [format!("mycelium:{}", node.key()), format!("mycelium:[{}]", node.ip())];
     for address in addresses {
         let bus: Arc<dyn Bus> = Arc::new(network.node(node.key()));
-        let here = Coordinator::start(With { bus: Some(bus), ..With::default() }).await;
+        let here =
+            Coordinator::start(CoordinatorOptions { bus: Some(bus), ..CoordinatorOptions::default() }).await;
         letters_arrive(&here, &here, &[address]).await;
     }
 }
@@ -142,8 +143,12 @@ async fn letters_arrive_over_a_bus_in_memory() {
     let network = MemoryNetwork::default();
     let [a, b] = [(); 2].map(|()| network.node(PublicKey::random()));
     let address = format!("mycelium:{}", b.key());
-    let here = Coordinator::start(With { bus: Some(Arc::new(a)), ..With::default() }).await;
-    let there = Coordinator::start(With { bus: Some(Arc::new(b)), ..With::default() }).await;
+    let here =
+        Coordinator::start(CoordinatorOptions { bus: Some(Arc::new(a)), ..CoordinatorOptions::default() })
+            .await;
+    let there =
+        Coordinator::start(CoordinatorOptions { bus: Some(Arc::new(b)), ..CoordinatorOptions::default() })
+            .await;
     letters_arrive(&here, &there, &[address]).await;
 }
 
@@ -158,8 +163,9 @@ async fn letters_arrive_over_daemons_with_every_bad_habit() {
     });
     let [a, b] = buses;
     let key = wait_until(async || b.key(), PATIENCE, "the bus is up").await;
-    let here = Coordinator::start(With { bus: Some(a), ..With::default() }).await;
-    let there = Coordinator::start(With { bus: Some(b), ..With::default() }).await;
+    let here = Coordinator::start(CoordinatorOptions { bus: Some(a), ..CoordinatorOptions::default() }).await;
+    let there =
+        Coordinator::start(CoordinatorOptions { bus: Some(b), ..CoordinatorOptions::default() }).await;
     letters_arrive(&here, &there, &[format!("mycelium:{key}")]).await;
 
     let mut gateway = GatewayServiceClient::new(here.channel(Identity::Admin));
@@ -172,9 +178,9 @@ async fn letters_arrive_over_daemons_with_every_bad_habit() {
 
 #[tokio::test]
 async fn letters_arrive_over_grpc_with_an_authority_of_their_own() {
-    let there = Coordinator::start(With::default()).await;
+    let there = Coordinator::start(CoordinatorOptions::default()).await;
     let others = Some(there.authority.ca());
-    let here = Coordinator::start(With { others, ..With::default() }).await;
+    let here = Coordinator::start(CoordinatorOptions { others, ..CoordinatorOptions::default() }).await;
     letters_arrive(&here, &there, &[there.grpc()]).await;
 }
 
@@ -183,8 +189,12 @@ async fn addresses_are_tried_in_their_order() {
     let network = MemoryNetwork::default();
     let [a, b] = [(); 2].map(|()| network.node(PublicKey::random()));
     let there_address = format!("mycelium:{}", b.key());
-    let here = Coordinator::start(With { bus: Some(Arc::new(a)), ..With::default() }).await;
-    let there = Coordinator::start(With { bus: Some(Arc::new(b)), ..With::default() }).await;
+    let here =
+        Coordinator::start(CoordinatorOptions { bus: Some(Arc::new(a)), ..CoordinatorOptions::default() })
+            .await;
+    let there =
+        Coordinator::start(CoordinatorOptions { bus: Some(Arc::new(b)), ..CoordinatorOptions::default() })
+            .await;
     let nobody = format!("mycelium:{}", PublicKey::random());
     let closed = format!("grpc://127.0.0.1:{}", testkit::free_port());
     let mut router = here.router().await;
@@ -217,7 +227,7 @@ fn say(sealer: &Sealer, to: &str, direct_message: &DirectMessage) -> v1::Deliver
 
 #[tokio::test]
 async fn who_has_no_certificate_may_deliver_and_nothing_else() {
-    let there = Coordinator::start(With::default()).await;
+    let there = Coordinator::start(CoordinatorOptions::default()).await;
     let mut anybody = GatewayServiceClient::new(there.anybody());
     let refused = anybody.get_gateway(v1::GetGatewayRequest {}).await.expect_err("not for everybody");
     assert_eq!(refused.code(), Code::Unauthenticated);
@@ -263,7 +273,7 @@ async fn who_has_no_certificate_may_deliver_and_nothing_else() {
 
 #[tokio::test]
 async fn strangers_learn_nothing_of_how_it_fails_here() {
-    let there = Coordinator::start(With::default()).await;
+    let there = Coordinator::start(CoordinatorOptions::default()).await;
     let stranger = Sealer::of_root(SigningKey::generate());
     let mut mail = direct_message(1, &SigningKey::generate(), true);
     mail.origin.coordinator = stranger.root().to_string();
@@ -291,7 +301,9 @@ async fn bus_messages_must_be_signed_and_are_accepted_once() {
     let network = MemoryNetwork::default();
     let [node, stranger] = [(); 2].map(|()| network.node(PublicKey::random()));
     let to = node.key();
-    let there = Coordinator::start(With { bus: Some(Arc::new(node)), ..With::default() }).await;
+    let there =
+        Coordinator::start(CoordinatorOptions { bus: Some(Arc::new(node)), ..CoordinatorOptions::default() })
+            .await;
     let mut answers = stranger.listen(GATEWAY_TOPIC).expect("free");
     let sealer = Sealer::of_root(SigningKey::generate());
     let actor = SigningKey::generate();
@@ -374,7 +386,7 @@ async fn strangers_are_refused_unless_they_are_listed_or_allowed() {
         (StrangerMailPolicy::Any, Ok(()), Ok(())),
     ] {
         let mail = Some(MailPolicy { listed: vec![listed.root()], strangers });
-        let there = Coordinator::start(With { mail, ..With::default() }).await;
+        let there = Coordinator::start(CoordinatorOptions { mail, ..CoordinatorOptions::default() }).await;
         assert_eq!(delivered(&there, &stranger, &signed).await, of_signed, "{strangers:?}");
         assert_eq!(delivered(&there, &stranger, &unsigned).await, of_unsigned, "{strangers:?}");
         assert_eq!(delivered(&there, &listed, &unsigned).await, Ok(()), "{strangers:?}");
@@ -389,7 +401,7 @@ async fn strangers_are_refused_unless_they_are_listed_or_allowed() {
 
 #[tokio::test]
 async fn no_recipient_is_flooded_with_messages() {
-    let there = Coordinator::start(With::default()).await;
+    let there = Coordinator::start(CoordinatorOptions::default()).await;
     let stranger = Sealer::of_root(SigningKey::generate());
     let actor = SigningKey::generate();
     for number in 1..=STRANGER_MESSAGES_PER_MINUTE_MAX {
@@ -423,7 +435,9 @@ async fn messages_bring_no_connection_to_this_machine() {
         let address = format!("grpc://{host}:{port}");
         let runner = v1::Runner { id: 1, address: address.clone(), ..Default::default() };
         let addresses = Some(AddressRules::default());
-        let here = Coordinator::start(With { runner, addresses, ..With::default() }).await;
+        let here =
+            Coordinator::start(CoordinatorOptions { runner, addresses, ..CoordinatorOptions::default() })
+                .await;
         let mut router = here.router().await;
         let sent = direct_message(1, &SigningKey::generate(), false);
         router.says(deliver(1, &sent, std::slice::from_ref(&address))).await;

@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use testkit::{PATIENCE, wait_until};
 use tokio::sync::{mpsc, watch};
 
-use crate::coordinator::{Coordinator, With};
+use crate::coordinator::{Coordinator, CoordinatorOptions};
 use crate::suite::{Router, execution, key};
 
 /// Runs each job when it is asked to, however often, and answers when it has ended; knows no other method.
@@ -89,7 +89,12 @@ impl Scene {
             group: "old".into(),
             ..Default::default()
         };
-        let here = Coordinator::start(With { bus: Some(ours), runner, ..With::default() }).await;
+        let here = Coordinator::start(CoordinatorOptions {
+            bus: Some(ours),
+            runner,
+            ..CoordinatorOptions::default()
+        })
+        .await;
         let router = Router::over(here.channel(Identity::Service(ServiceName::Router)), &address).await;
         Self { here, router, address, ran, gate }
     }

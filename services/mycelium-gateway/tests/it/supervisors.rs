@@ -24,7 +24,7 @@ use tokio::sync::mpsc;
 use tonic::Code;
 
 use crate::conversation::accepted;
-use crate::coordinator::{Coordinator, With};
+use crate::coordinator::{Coordinator, CoordinatorOptions};
 use crate::suite::{Front, Router, Suite, execution, key};
 
 /// Returns the gateway's description of the only supervisor.
@@ -153,11 +153,11 @@ async fn a_plain_supervisor_is_sent_its_secret_and_known_by_its_node() {
         secret_ref: "machine-1".into(),
         ..Default::default()
     };
-    let with = With {
+    let with = CoordinatorOptions {
         bus: Some(ours.clone()),
         secrets_dir: Some(secrets.path().to_owned()),
         runner,
-        ..With::default()
+        ..CoordinatorOptions::default()
     };
     let here = Coordinator::start(with).await;
     let channel = here.channel(Identity::Service(ServiceName::Router));
@@ -277,7 +277,9 @@ async fn a_change_that_overtakes_an_answer_is_not_forgotten_for_it() {
     let side = move |_| PeerEndpoint { handler: handler.clone(), guard: Arc::new(Unguarded) };
     let changing = BusPeers::new(theirs, Arc::new(side));
     tokio::spawn(async move { changing.run(inbox, COORDINATOR_TOPIC).await });
-    let here = Coordinator::start(With { bus: Some(ours), runner, ..With::default() }).await;
+    let here =
+        Coordinator::start(CoordinatorOptions { bus: Some(ours), runner, ..CoordinatorOptions::default() })
+            .await;
     let coordinator = connections.recv().await.expect("it was asked who it is");
     let connected = async || peer(here.channel(Identity::Admin)).await.connected.then_some(());
     wait_until(connected, PATIENCE, "the supervisor has answered").await;
@@ -309,12 +311,12 @@ async fn a_missing_secret_is_in_no_ones_way() {
         secret_ref: secret.into(),
         ..Default::default()
     };
-    let with = With {
+    let with = CoordinatorOptions {
         bus: Some(ours),
         secrets_dir: Some(secrets.path().to_owned()),
         runner: runner("wrong"),
         also: vec![(2, runner("right"))],
-        ..With::default()
+        ..CoordinatorOptions::default()
     };
     let here = Coordinator::start(with).await;
     let channel = here.channel(Identity::Service(ServiceName::Router));
@@ -401,7 +403,9 @@ async fn a_node_is_one_supervisor_by_whichever_address() {
         envelope: v1::EnvelopeForm::Plain.into(),
         ..Default::default()
     };
-    let here = Coordinator::start(With { bus: Some(ours), runner, ..With::default() }).await;
+    let here =
+        Coordinator::start(CoordinatorOptions { bus: Some(ours), runner, ..CoordinatorOptions::default() })
+            .await;
     let mut router = Router::over(here.channel(Identity::Service(ServiceName::Router)), &by_ip).await;
     router.says(jobs(&by_ip, 1, 1)).await;
     assert_eq!(router.outcome(1).await, "");
@@ -423,7 +427,7 @@ async fn a_node_is_one_supervisor_by_whichever_address() {
 
 #[tokio::test]
 async fn what_is_longer_than_any_letter_is_not_read() {
-    let here = Coordinator::start(With::default()).await;
+    let here = Coordinator::start(CoordinatorOptions::default()).await;
     let mut client = GatewayServiceClient::new(here.channel(Identity::Service(ServiceName::Mycora)));
     let mut says = async |length: usize| {
         let payload = vec![b'x'; length].into();
@@ -440,9 +444,16 @@ async fn what_is_longer_than_any_letter_is_not_read() {
 async fn every_reachable_peer_answers_a_ping() {
     let network = MemoryNetwork::default();
     let [ours, node, other] = [(); 3].map(|()| Arc::new(network.node(PublicKey::random())));
-    let there = Coordinator::start(With { bus: Some(other.clone()), ..With::default() }).await;
+    let there =
+        Coordinator::start(CoordinatorOptions { bus: Some(other.clone()), ..CoordinatorOptions::default() })
+            .await;
     let others = Some(there.authority.ca());
-    let here = Coordinator::start(With { bus: Some(ours.clone()), others, ..With::default() }).await;
+    let here = Coordinator::start(CoordinatorOptions {
+        bus: Some(ours.clone()),
+        others,
+        ..CoordinatorOptions::default()
+    })
+    .await;
     let ping = async |from: &Coordinator, address: String| {
         let mut client = GatewayServiceClient::new(from.channel(Identity::Admin));
         client.ping_peer(v1::PingPeerRequest { address }).await.map(tonic::Response::into_inner)
@@ -472,7 +483,7 @@ async fn every_reachable_peer_answers_a_ping() {
     assert!(nobody.message().contains("cannot reach"), "{nobody}");
     assert_eq!(ping(&here, "host-a".into()).await.expect_err("no address").code(), Code::InvalidArgument);
 
-    let alone = Coordinator::start(With::default()).await;
+    let alone = Coordinator::start(CoordinatorOptions::default()).await;
     let no_bus = ping(&alone, of(node.key())).await.expect_err("no bus");
     assert_eq!(
         (no_bus.code(), ErrorView::from(&no_bus).reason.as_str()),

@@ -6,7 +6,7 @@ use testkit::{PATIENCE, wait_until};
 use tonic::Code;
 
 use crate::process::Upstream;
-use crate::served::{ACME, ADMIN, EXECUTOR, READER, Rows, Served, With, refused};
+use crate::served::{ACME, ADMIN, EXECUTOR, READER, Rows, Served, ServiceOptions, refused};
 
 const MANIFEST: &str = r#"
 kind: Saga
@@ -60,7 +60,8 @@ async fn complete_by_token(rows: Rows) {
     let upstream = Upstream::start();
     let manifest = MANIFEST.replace("ADDRESS", &upstream.address);
     let role = SagaReplicaRole { sagas: true, effects: true };
-    let served = Served::with(With { manifest: &manifest, role, rows, ..With::default() }).await;
+    let served =
+        Served::with(ServiceOptions { manifest: &manifest, role, rows, ..ServiceOptions::default() }).await;
     served.start_order("o-1").await;
     served.start_order("o-2").await;
     let both = async || (upstream.calls().len() == 2).then(|| upstream.calls());

@@ -11,7 +11,7 @@ use testkit::{NatsServer, PATIENCE, wait_until};
 
 use crate::process::{self, ReplicaProcess, Upstream};
 use crate::reads::{PAYS, own_effect, start};
-use crate::served::{ACME, ADMIN, READER, Served, With};
+use crate::served::{ACME, ADMIN, READER, Served, ServiceOptions};
 use crate::streams::{aggregates, connect, publish_event};
 
 /// Text that must not appear anywhere.
@@ -115,7 +115,7 @@ async fn what_is_redacted_of_an_answer_is_found_nowhere() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_redacted_of_a_persons_answer_is_found_nowhere() {
-    let served = Served::with(With { manifest: PAYS, ..With::default() }).await;
+    let served = Served::with(ServiceOptions { manifest: PAYS, ..ServiceOptions::default() }).await;
     let stop = own_effect(&served);
     start(&served, "doubt").await;
     served.send("doubt", "Go").await.expect("applied");

@@ -402,7 +402,7 @@ impl Ends {
 }
 
 /// A run of all orders, which dies at a point where one is named.
-struct Run<'a> {
+struct OrdersRun<'a> {
     broker: &'a dyn MessageBroker,
     upstream: &'a Upstream,
     mortal: Mortal<'a>,
@@ -415,7 +415,7 @@ struct Run<'a> {
     signed: u32,
 }
 
-impl Run<'_> {
+impl OrdersRun<'_> {
     fn has(&self, order: &str, kind: &str) -> bool {
         self.seen.contains(&(order.to_owned(), kind.to_owned()))
     }
@@ -484,7 +484,8 @@ async fn run(rows: Rows, death: Option<(&str, u32)>) -> (Ends, BTreeSet<String>)
     let mortal = Mortal::start((dir.path(), &nats, &gateway), rows, death.map(|_| name.clone()));
     place_all(&*broker).await;
     let (doubted, seen) = (BTreeSet::new(), BTreeSet::new());
-    let mut run = Run { broker: &*broker, upstream: &upstream, mortal, point, doubted, seen, signed: 0 };
+    let mut run =
+        OrdersRun { broker: &*broker, upstream: &upstream, mortal, point, doubted, seen, signed: 0 };
     let begin = std::time::Instant::now();
     while !run.is_over().await {
         assert!(begin.elapsed() < 2 * PATIENCE, "{name}: {:?}\n{}", run.seen, run.mortal.process.output());
@@ -495,7 +496,7 @@ async fn run(rows: Rows, death: Option<(&str, u32)>) -> (Ends, BTreeSet<String>)
         }
     }
     run.look_after_the_process().await;
-    let Run { mut mortal, doubted, .. } = run;
+    let OrdersRun { mut mortal, doubted, .. } = run;
     mortal.end();
     assert_eq!(mortal.deaths, u32::from(death.is_some()), "{name}\n{}", mortal.process.output());
     let orders: Vec<_> = POISON.into_iter().chain(LATE).chain(BAD).chain([PAID, LAST]).collect();

@@ -36,13 +36,13 @@ const AHEAD_MAX: usize = 100;
 
 /// How a process is told to drain.
 #[derive(Debug, Clone, Copy)]
-enum Way {
+enum DrainTrigger {
     Signal,
     Rpc,
     Route,
 }
 
-impl Way {
+impl DrainTrigger {
     /// Begins a drain of a whole process.
     async fn drain(self, replica: &ReplicaProcess, stage: &Stage) {
         match self {
@@ -180,7 +180,7 @@ async fn pair(stage: &Stage, store: &Arc<dyn KvStore>, tenants: &[&str]) -> (Rep
 }
 
 /// Drains one of two replicas under load, while calls of its last lane are under way.
-async fn drained_under_load(way: Way) {
+async fn drained_under_load(way: DrainTrigger) {
     let mut stage = Stage::with(MANIFEST).await;
     let store = stage.store().await;
     let (mut a, b) = pair(&stage, &store, &[TENANT]).await;
@@ -232,17 +232,17 @@ async fn drained_under_load(way: Way) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_signal_drains_a_replica_under_load() {
-    drained_under_load(Way::Signal).await;
+    drained_under_load(DrainTrigger::Signal).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_drains_a_replica_under_load() {
-    drained_under_load(Way::Rpc).await;
+    drained_under_load(DrainTrigger::Rpc).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_route_drains_a_replica_under_load() {
-    drained_under_load(Way::Route).await;
+    drained_under_load(DrainTrigger::Route).await;
 }
 
 /// Waits until calls of this tenant's orders go on.

@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use workflow::Json;
 use workflow::key::StoreTable;
 
-use crate::gated_store::Held;
+use crate::gated_store::GatedStore;
 use crate::poison::applied;
 use crate::process::ReplicaProcess;
 use crate::replicas::{MANIFEST, Stage};
@@ -106,7 +106,7 @@ async fn no_more_is_read_than_may_be_in_flight() {
     const LARGE: usize = 64 * 1024;
     let mut world = world(World::in_a_directory().await, SAGA).await;
     world.bounds = InFlightLimits::of_bytes(BYTES);
-    let held = Held::new(Arc::clone(&world.store));
+    let held = GatedStore::new(Arc::clone(&world.store));
     world.store = Arc::new(held.clone());
     world.own();
     order(&world, "first", 1).await;

@@ -12,12 +12,12 @@ use tokio::sync::watch;
 
 /// A store whose commits wait while they are held. Cheap to clone; all clones are one.
 #[derive(Clone)]
-pub(crate) struct Held {
+pub(crate) struct GatedStore {
     store: Arc<dyn KvStore>,
     is_held: watch::Sender<bool>,
 }
 
-impl Held {
+impl GatedStore {
     pub(crate) fn new(store: Arc<dyn KvStore>) -> Self {
         Self { store, is_held: watch::Sender::new(false) }
     }
@@ -32,7 +32,7 @@ impl Held {
 }
 
 #[async_trait]
-impl KvStore for Held {
+impl KvStore for GatedStore {
     async fn commit(&self, batch: RowBatch) -> Result<CommitOutcome, StoreError> {
         self.is_held.subscribe().wait_for(|is_held| !is_held).await.expect("it is here");
         self.store.commit(batch).await

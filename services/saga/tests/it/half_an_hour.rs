@@ -29,7 +29,7 @@ start: { on: OrderPlaced, set: { id: "${{ event.data.id }}", placed: "${{ event.
 steps:
   wait:
     timers: { pay-by: { WHEN, raise: NotPaid } }
-    on: { Held: { goto: hold }, Paid: { goto: ship }, NotPaid: { goto: release } }
+    on: { GatedStore: { goto: hold }, Paid: { goto: ship }, NotPaid: { goto: release } }
   hold: { on: { Resumed: { goto: wait }, Paid: { goto: ship } } }
   ship: { command: { aggregate: Order, id: "${{ state.id }}", type: Ship }, on_success: { end: completed } }
   release: { command: { aggregate: Order, id: "${{ state.id }}", type: Release }, on_success: { end: completed } }

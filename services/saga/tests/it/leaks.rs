@@ -14,7 +14,7 @@ use testkit::{PATIENCE, wait_until};
 use tonic::{Code, Request, Status};
 
 use crate::process::Upstream;
-use crate::served::{ADMIN, ELSEWHERE, Rows, Served, With};
+use crate::served::{ADMIN, ELSEWHERE, Rows, Served, ServiceOptions};
 use crate::streams::publish;
 use crate::walls::shown;
 
@@ -95,7 +95,14 @@ pub(crate) fn other_than(tenant: &str) -> &'static str {
 
 async fn served(upstream: &Upstream, rows: Rows) -> Served {
     let (manifest, role) = (manifest(&upstream.address), SagaReplicaRole { sagas: true, effects: true });
-    Served::with(With { manifest: &manifest, role, rows, tenants_file: TENANTS, ..With::default() }).await
+    Served::with(ServiceOptions {
+        manifest: &manifest,
+        role,
+        rows,
+        tenants_file: TENANTS,
+        ..ServiceOptions::default()
+    })
+    .await
 }
 
 /// Publishes a body under a subject, with an id of its own.

@@ -16,7 +16,7 @@ use tonic::transport::{Certificate, ClientTlsConfig, Endpoint};
 use tonic::{Code, Streaming};
 
 use crate::served::{
-    ACME, ADMIN, ELSEWHERE, EXECUTOR, ORDER, OTHER, READER, REPLICA, Rows, Served, With, refused,
+    ACME, ADMIN, ELSEWHERE, EXECUTOR, ORDER, OTHER, READER, REPLICA, Rows, Served, ServiceOptions, refused,
 };
 use crate::streams::publish_event;
 
@@ -194,7 +194,7 @@ async fn lanes(served: &Served, size: u32) -> Vec<v1::SagaLane> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lanes_are_listed_and_moved_where_the_store_is_shared() {
-    let served = Served::with(With { rows: Rows::Redis, ..With::default() }).await;
+    let served = Served::with(ServiceOptions { rows: Rows::Redis, ..ServiceOptions::default() }).await;
     served.start_order("o-1").await;
     let names = ["s:acme:order:0", "s:acme:order:1"];
     let owned = || async {
@@ -338,7 +338,9 @@ async fn watch_narrowly(served: &Served, actor: u32) -> Streaming<v1::WatchSagas
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slow_watcher_is_cut_off_and_resumes_while_others_get_every_change() {
     const LAST: u64 = 7_000;
-    let served = Served::with(With { manifest: COUNTER, rows: Rows::Redis, ..With::default() }).await;
+    let served =
+        Served::with(ServiceOptions { manifest: COUNTER, rows: Rows::Redis, ..ServiceOptions::default() })
+            .await;
     // Long names, so that what a connection holds is soon full.
     let names: Vec<_> = (10..26).map(|number| format!("{number}{}", "x".repeat(254))).collect();
     for name in &names {

@@ -8,7 +8,7 @@ use rpc::ErrorView;
 use testkit::{PATIENCE, wait_until};
 use tonic::{Code, Request};
 
-use crate::served::{ACME, ADMIN, OTHER, REPLICA, Served, Suite, With, refused};
+use crate::served::{ACME, ADMIN, OTHER, REPLICA, Served, ServiceOptions, Suite, refused};
 
 fn drain(request_id: &str, tenant: &str, deadline_secs: Option<u32>) -> v1::SagaServiceDrainRequest {
     let (request_id, tenant_id) = (request_id.to_owned(), tenant.to_owned());
@@ -122,7 +122,7 @@ async fn a_process_that_is_drained_ends_well_and_is_not_drained_again_by_a_repea
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_storage_the_operator_is_served_and_no_actor() {
-    let served = Served::with(With { storage: false, ..With::default() }).await;
+    let served = Served::with(ServiceOptions { storage: false, ..ServiceOptions::default() }).await;
     assert_eq!(described(&served).await.problems, Vec::<String>::new());
     let request = v1::ListSagasRequest { tenant_id: ACME.to_owned(), ..Default::default() };
     let (code, reason) = refused(served.actor(ADMIN).list_sagas(request).await);

@@ -22,7 +22,7 @@ use tonic::{Code, Status, Streaming};
 use workflow::Json;
 use workflow::ledger::ProviderAnswer;
 
-use crate::served::{ACME, ADMIN, ELSEWHERE, OTHER, READER, STRANGER, Served, With, refused};
+use crate::served::{ACME, ADMIN, ELSEWHERE, OTHER, READER, STRANGER, Served, ServiceOptions, refused};
 use crate::streams::publish_event;
 
 /// Has timers, calls an effect, and can be parked.
@@ -190,7 +190,7 @@ async fn park(served: &Served, correlation: &str) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn instances_are_listed_in_pages_and_found_by_what_they_are() {
-    let served = Served::with(With { manifest: PAYS, ..With::default() }).await;
+    let served = Served::with(ServiceOptions { manifest: PAYS, ..ServiceOptions::default() }).await;
     let all: BTreeSet<_> = hostile().into_iter().collect();
     for correlation in &all {
         start(&served, correlation).await;
@@ -257,7 +257,7 @@ async fn instances_are_listed_in_pages_and_found_by_what_they_are() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn timelines_timers_and_letters_are_read() {
-    let served = Served::with(With { manifest: PAYS, ..With::default() }).await;
+    let served = Served::with(ServiceOptions { manifest: PAYS, ..ServiceOptions::default() }).await;
     for correlation in ["o-1", "o-2", "o-3", "o-4"] {
         start(&served, correlation).await;
     }
@@ -359,7 +359,7 @@ async fn timelines_timers_and_letters_are_read() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn calls_are_listed_and_read_without_what_is_redacted() {
-    let served = Served::with(With { manifest: PAYS, ..With::default() }).await;
+    let served = Served::with(ServiceOptions { manifest: PAYS, ..ServiceOptions::default() }).await;
     let stop = own_effect(&served);
     for correlation in ["doubt", "slow", "o-1", "o-2", "a:b*%"] {
         start(&served, correlation).await;
@@ -454,7 +454,7 @@ fn readers(served: &Served) -> usize {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_watch_sends_a_snapshot_then_each_change_and_resumes_without_a_gap() {
-    let served = Served::with(With { manifest: PAYS, ..With::default() }).await;
+    let served = Served::with(ServiceOptions { manifest: PAYS, ..ServiceOptions::default() }).await;
     for correlation in ["o-1", "o-2", "o-3"] {
         start(&served, correlation).await;
     }
@@ -533,7 +533,7 @@ async fn a_watch_sends_a_snapshot_then_each_change_and_resumes_without_a_gap() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_graph_has_the_place_of_an_instance() {
-    let served = Served::with(With { manifest: PAYS, ..With::default() }).await;
+    let served = Served::with(ServiceOptions { manifest: PAYS, ..ServiceOptions::default() }).await;
     start(&served, "o-1").await;
     publish_event(&*served.broker, "Order", "c", "Counted", "o-1", r#"{"count":7}"#).await;
     served.wait_at("o-1", "wait-on", SagaStatus::Running).await;

@@ -22,7 +22,7 @@ use workflow::{Json, LaneRowKey};
 
 use crate::process::{Request, Upstream, memory_kib};
 use crate::reads::{PAYS, own_effect};
-use crate::served::{ACME, ADMIN, SHARDS, Served, With, refused};
+use crate::served::{ACME, ADMIN, SHARDS, Served, ServiceOptions, refused};
 use crate::streams::publish_event;
 
 /// Scales the number of instances that are verified.
@@ -331,7 +331,7 @@ async fn replays_that_make_no_sense_are_refused() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn letters_and_calls_are_decided_over_the_wire() {
-    let served = Served::with(With { manifest: PAYS, ..With::default() }).await;
+    let served = Served::with(ServiceOptions { manifest: PAYS, ..ServiceOptions::default() }).await;
     let owned = own_effect(&served);
     // A letter of one that has not started yet.
     publish_event(&*served.broker, "Order", "lost-1", "Lost", "doubt", "{}").await;
@@ -476,7 +476,8 @@ async fn attempts(served: &Served) -> BTreeMap<String, (i32, u32)> {
 async fn reading_everything_again_makes_no_call() {
     let upstream = Upstream::start();
     let (manifest, role) = (pays_at(&upstream), SagaReplicaRole { sagas: true, effects: true });
-    let served = Served::with(With { manifest: &manifest, role, ..With::default() }).await;
+    let served =
+        Served::with(ServiceOptions { manifest: &manifest, role, ..ServiceOptions::default() }).await;
     let all: Vec<_> = (0..18).map(|number| format!("o-{number}")).collect();
     paid(&served, &all).await;
     let (calls, tried) = (upstream.calls(), attempts(&served).await);

@@ -295,7 +295,7 @@ pub(crate) enum Rows {
 }
 
 /// How a saga service is started.
-pub(crate) struct With<'a> {
+pub(crate) struct ServiceOptions<'a> {
     /// The manifest.
     pub(crate) manifest: &'a str,
     /// True if there are tenants.
@@ -316,7 +316,7 @@ pub(crate) struct With<'a> {
     pub(crate) store: Option<Between<dyn KvStore>>,
 }
 
-impl Default for With<'_> {
+impl Default for ServiceOptions<'_> {
     fn default() -> Self {
         let role = SagaReplicaRole { sagas: true, effects: false };
         Self {
@@ -357,10 +357,10 @@ impl Drop for Served {
 
 impl Served {
     pub(crate) async fn start() -> Self {
-        Self::with(With::default()).await
+        Self::with(ServiceOptions::default()).await
     }
 
-    pub(crate) async fn with(with: With<'_>) -> Self {
+    pub(crate) async fn with(with: ServiceOptions<'_>) -> Self {
         let suite = Suite::start().await;
         let manifests = suite.dir().join("manifests");
         std::fs::create_dir(&manifests).expect("made");

@@ -12,7 +12,7 @@ use testkit::{NatsServer, PATIENCE, RedisServer, TestProcess, wait_until};
 
 use crate::clock::{ByHand, SetForward};
 use crate::process::{Upstream, command};
-use crate::served::{Rows, Served, With};
+use crate::served::{Rows, Served, ServiceOptions};
 use crate::streams::{aggregates, connect, publish_event};
 use crate::world::TENANT;
 
@@ -156,11 +156,11 @@ async fn replicas_ten_minutes_ahead_and_behind_fire_at_the_time_of_their_store()
 async fn a_store_clock_that_is_set_back_is_counted() {
     let clock = SetForward::default();
     let by_hand = clock.clone();
-    let with = With {
+    let with = ServiceOptions {
         rows: Rows::Directory,
         role: SagaReplicaRole { sagas: true, effects: false },
         store: Some(Box::new(move |_, store| std::sync::Arc::new(ByHand { store, clock: by_hand }))),
-        ..With::default()
+        ..ServiceOptions::default()
     };
     let served = Served::with(with).await;
     let was_set_back = async |times: f64| {

@@ -19,7 +19,8 @@ use workflow::key::StoreTable;
 
 use crate::crashes::Kept;
 use crate::served::{
-    ACME, ADMIN, ELSEWHERE, EXECUTOR, ORDER, OTHER, READER, Rows, STRANGER, Served, Suite, With, refused,
+    ACME, ADMIN, ELSEWHERE, EXECUTOR, ORDER, OTHER, READER, Rows, STRANGER, Served, ServiceOptions, Suite,
+    refused,
 };
 
 const TENANT: &str = ACME;
@@ -412,7 +413,7 @@ async fn metadata_name_the_same_tenant_or_none() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_without_tenants_wants_none() {
-    let served = Served::with(With { tenants: false, ..With::default() }).await;
+    let served = Served::with(ServiceOptions { tenants: false, ..ServiceOptions::default() }).await;
     let start = |tenant: &str| v1::StartSagaRequest {
         tenant_id: tenant.to_owned(),
         data_json: r#"{"id":"o-1"}"#.to_owned(),
@@ -472,7 +473,8 @@ async fn data_are_taken_up_to_their_limit_and_as_deep_as_they_are_read() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lane_without_an_owner_answers_when_it_has_one() {
-    let with = With { role: SagaReplicaRole { sagas: false, effects: true }, ..With::default() };
+    let with =
+        ServiceOptions { role: SagaReplicaRole { sagas: false, effects: true }, ..ServiceOptions::default() };
     let served = Served::with(with).await;
     let start = verb!(
         StartSagaRequest, "o-1", request_id: "r-1".to_owned(), data_json: r#"{"id":"o-1"}"#.to_owned()

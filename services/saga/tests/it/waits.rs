@@ -8,7 +8,7 @@ use testkit::{NatsServer, PATIENCE, wait_until};
 use tonic::Code;
 
 use crate::process::{self, ReplicaProcess, SECRET, Upstream};
-use crate::served::{ACME, ADMIN, ELSEWHERE, OTHER, READER, Served, With, refused};
+use crate::served::{ACME, ADMIN, ELSEWHERE, OTHER, READER, Served, ServiceOptions, refused};
 use crate::streams::{aggregates, connect, publish_event};
 
 async fn problems(served: &Served) -> Vec<String> {
@@ -98,7 +98,7 @@ async fn lanes_without_an_owner_are_listed_with_reason_and_remedy() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lanes_beyond_the_limit_of_a_replica_are_left_out_and_reported() {
-    let served = Served::with(With { lanes_max: 3, ..With::default() }).await;
+    let served = Served::with(ServiceOptions { lanes_max: 3, ..ServiceOptions::default() }).await;
     let why = "its replica owns as many lanes as it may: start another replica, or have fewer sagas, shards or effects";
     until_problems(&served, &[&format!("lanes of this replica: 1 are left out, each because {why}")]).await;
     for (actor, tenant, expected) in [(ADMIN, ACME, vec!["", ""]), (ELSEWHERE, OTHER, vec!["", why])] {

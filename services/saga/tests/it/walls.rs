@@ -29,7 +29,7 @@ use workflow::WorkflowLane;
 use workflow::subject::ConsumerSource;
 
 use crate::process::Upstream;
-use crate::served::{ACME, ADMIN, Between, ELSEWHERE, OTHER, Rows, Served, With};
+use crate::served::{ACME, ADMIN, Between, ELSEWHERE, OTHER, Rows, Served, ServiceOptions};
 use crate::streams::publish_event_of;
 
 /// Comes by an effect, a command, a timer and a dead letter.
@@ -355,10 +355,10 @@ async fn judge(served: &Served) -> Vec<String> {
 }
 
 /// A service for both tenants, with one wall less.
-async fn served(upstream: &Upstream, with: With<'_>) -> Served {
+async fn served(upstream: &Upstream, with: ServiceOptions<'_>) -> Served {
     let manifest = MANIFEST.replace("ADDRESS", &upstream.address);
     let role = SagaReplicaRole { sagas: true, effects: true };
-    Served::with(With { manifest: &manifest, role, ..with }).await
+    Served::with(ServiceOptions { manifest: &manifest, role, ..with }).await
 }
 
 fn leaky(breach: Breach) -> Option<Between<dyn MessageBroker>> {
@@ -371,7 +371,7 @@ const STORES: [Rows; 2] = [Rows::Directory, Rows::Redis];
 async fn with_all_walls_nothing_of_a_tenant_is_seen_by_another() {
     for rows in STORES {
         let upstream = Upstream::start();
-        let served = served(&upstream, With { rows, ..With::default() }).await;
+        let served = served(&upstream, ServiceOptions { rows, ..ServiceOptions::default() }).await;
         assert_eq!(judge(&served).await, Vec::<String>::new(), "{rows:?}");
         // Each of them was called for, under a key of its own.
         assert_eq!(upstream.by_key().len(), 2);
@@ -386,7 +386,7 @@ async fn without_tenants_in_filters_the_lane_stops_at_the_next_wall() {
     for rows in STORES {
         let upstream = Upstream::start();
         let broker = leaky(Breach::Filters);
-        let served = served(&upstream, With { rows, broker, ..With::default() }).await;
+        let served = served(&upstream, ServiceOptions { rows, broker, ..ServiceOptions::default() }).await;
         assert_eq!(judge(&served).await, ["a foreign message came"], "{rows:?}");
     }
 }
@@ -396,7 +396,7 @@ async fn without_the_check_of_subjects_either_data_of_a_tenant_are_found_with_an
     for rows in STORES {
         let upstream = Upstream::start();
         let broker = leaky(Breach::FiltersAndSubjects);
-        let served = served(&upstream, With { rows, broker, ..With::default() }).await;
+        let served = served(&upstream, ServiceOptions { rows, broker, ..ServiceOptions::default() }).await;
         let found = judge(&served).await;
         // Whichever was looked at first after they came.
         let wanted = ["rows of s:acme:order:0 have data of other", "acme is shown data-of-other"];
@@ -410,7 +410,7 @@ async fn without_tenants_in_keys_data_of_a_tenant_are_found_with_another() {
     for rows in STORES {
         let upstream = Upstream::start();
         let store: Option<Between<dyn KvStore>> = Some(Box::new(|_, store| Arc::new(Shared(store))));
-        let served = served(&upstream, With { rows, store, ..With::default() }).await;
+        let served = served(&upstream, ServiceOptions { rows, store, ..ServiceOptions::default() }).await;
         let found = judge(&served).await;
         // Whichever was looked at first after they came.
         let wanted = [" have data of ", " is shown data-of-"];
@@ -422,7 +422,8 @@ async fn without_tenants_in_keys_data_of_a_tenant_are_found_with_another() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_contexts_of_their_own_admins_see_both_tenants() {
     let upstream = Upstream::start();
-    let served = served(&upstream, With { tenants_file: ONE_CONTEXT, ..With::default() }).await;
+    let served =
+        served(&upstream, ServiceOptions { tenants_file: ONE_CONTEXT, ..ServiceOptions::default() }).await;
     let found = judge(&served).await;
     assert!(found.contains(&"the admin of acme asks for other: Ok(())".to_owned()), "{found:?}");
 }
@@ -438,7 +439,8 @@ async fn a_consumer_whose_filters_are_ignored_stops_its_lane_and_no_other() {
     let broker: Between<dyn MessageBroker> = Box::new(|nats, broker| {
         Arc::new(Leaky { broker, breach: Breach::SeveralFilters(consumer, nats.address()) })
     });
-    let served = served(&upstream, With { broker: Some(broker), ..With::default() }).await;
+    let served =
+        served(&upstream, ServiceOptions { broker: Some(broker), ..ServiceOptions::default() }).await;
     let version = served.broker.server().expect("it is there").version.expect("a version");
     if version >= (BrokerVersion { major: 2, minor: 10, patch: 0 }) {
         assert_eq!(judge(&served).await, Vec::<String>::new(), "{version:?}");

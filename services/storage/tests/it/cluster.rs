@@ -47,7 +47,7 @@ struct Ended {
 
 /// Why a submission was given up.
 #[derive(Debug)]
-enum GivenUp {
+enum SubmissionFailure {
     /// The test is over.
     Stopped,
     /// The submission was refused: something that was answered is gone.
@@ -72,8 +72,8 @@ impl Submitter {
             let context = 1 + round % CONTEXTS;
             match self.submit(context).await {
                 Ok(one) => ended.push(one),
-                Err(GivenUp::Stopped) => break,
-                Err(GivenUp::Refused) => refused += 1,
+                Err(SubmissionFailure::Stopped) => break,
+                Err(SubmissionFailure::Refused) => refused += 1,
             }
             self.answered.fetch_add(1, Ordering::Relaxed);
         }
@@ -81,7 +81,7 @@ impl Submitter {
     }
 
     /// A flow from its creation to one of two ends that are wished for it.
-    async fn submit(&self, context: u32) -> Result<Ended, GivenUp> {
+    async fn submit(&self, context: u32) -> Result<Ended, SubmissionFailure> {
         let uid = Uid::random().to_string();
         let request = wire::CreateFlowRequest {
             request_id: uid.clone(),
@@ -136,12 +136,12 @@ impl Submitter {
                 Ok(Ended { context, flow: running.id, uid: running.uid, commit_id })
             }
             // The one that was accepted first is gone, or both were accepted.
-            (Some(_), Some(_)) | (None, None) => Err(GivenUp::Refused),
+            (Some(_), Some(_)) | (None, None) => Err(SubmissionFailure::Refused),
         }
     }
 
     /// Asks for an end until it is known what became of it; gives its id when it was accepted.
-    async fn end(&self, request: wire::CommitRequest) -> Result<Option<String>, GivenUp> {
+    async fn end(&self, request: wire::CommitRequest) -> Result<Option<String>, SubmissionFailure> {
         loop {
             let answers = self.flows.clone().commit(tokio_stream::iter([request.clone()])).await;
             let answer = answers.unwrap().into_inner().message().await.unwrap().unwrap();
@@ -158,7 +158,7 @@ impl Submitter {
     async fn insist<T, F>(
         &self,
         mut ask: impl FnMut(FlowStoreServiceClient<Channel>) -> F,
-    ) -> Result<T, GivenUp>
+    ) -> Result<T, SubmissionFailure>
     where
         F: Future<Output = Result<tonic::Response<T>, Status>>,
     {
@@ -168,16 +168,16 @@ impl Submitter {
                 Err(status) if status.code() == Code::Unavailable => self.pause().await?,
                 Err(status) => {
                     eprintln!("refused: {status}");
-                    return Err(GivenUp::Refused);
+                    return Err(SubmissionFailure::Refused);
                 }
             }
         }
     }
 
-    async fn pause(&self) -> Result<(), GivenUp> {
+    async fn pause(&self) -> Result<(), SubmissionFailure> {
         // Before it asks again: others have something to do as well.
         tokio::task::yield_now().await;
-        if self.stop.is_cancelled() { Err(GivenUp::Stopped) } else { Ok(()) }
+        if self.stop.is_cancelled() { Err(SubmissionFailure::Stopped) } else { Ok(()) }
     }
 }
 

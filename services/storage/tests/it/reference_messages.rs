@@ -41,7 +41,7 @@ pub(crate) enum What {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Place {
+enum HoldState {
     Out,
     /// By the router of this name.
     Held(String),
@@ -52,7 +52,7 @@ enum Place {
 #[derive(Debug)]
 struct Carrier {
     sent: wire::OutgoingMessage,
-    place: Place,
+    place: HoldState,
     /// Attempts that have not ended.
     open: i64,
     /// The places of those that ended before it arrived, and before all of them had.
@@ -67,11 +67,11 @@ impl Carrier {
     /// Status of the message, status of its transport, and why it did not arrive.
     fn state(&self) -> [&str; 3] {
         match &self.place {
-            Place::Held(_) if self.is_settled => ["processed", "read", ""],
-            Place::Out | Place::Held(_) => ["dispatched", "queued", ""],
-            Place::Settled(error) if !error.is_empty() => ["error", "failed", error],
-            Place::Settled(_) if self.open > 0 => ["acknowledged", "read", ""],
-            Place::Settled(_) => ["processed", "read", ""],
+            HoldState::Held(_) if self.is_settled => ["processed", "read", ""],
+            HoldState::Out | HoldState::Held(_) => ["dispatched", "queued", ""],
+            HoldState::Settled(error) if !error.is_empty() => ["error", "failed", error],
+            HoldState::Settled(_) if self.open > 0 => ["acknowledged", "read", ""],
+            HoldState::Settled(_) => ["processed", "read", ""],
         }
     }
 
@@ -138,7 +138,7 @@ impl Messages {
         for sent in messages {
             let (id, open) = (sent.message_id, i64::try_from(sent.nodes.len()).unwrap());
             let place = self.place_of(stage, id).await;
-            if place == Place::Out {
+            if place == HoldState::Out {
                 self.out.push_back(id);
             }
             let ended = BTreeSet::new();
@@ -157,13 +157,13 @@ impl Messages {
     }
 
     /// Where a message is that was out, or is new: any of those who are there may have it.
-    async fn place_of(&self, stage: &Stage<impl Redis>, id: u32) -> Place {
+    async fn place_of(&self, stage: &Stage<impl Redis>, id: u32) -> HoldState {
         if self.routers.is_empty() {
-            return Place::Out;
+            return HoldState::Out;
         }
         let router = stage.command(Cmd::new("HGET").arg(&key(stage, id)).arg("router")).await.text().unwrap();
         assert!(self.routers.contains_key(&*router), "{router} is not there, and has {id}");
-        Place::Held(router)
+        HoldState::Held(router)
     }
 
     /// Connects. Its former stream perhaps `lingers`: storage has not noticed yet that it is dead.
@@ -175,7 +175,8 @@ impl Messages {
         let router = stage.router(name).await;
         self.routers.insert(name, Connected { router, given: BTreeSet::new() });
         noticed().await;
-        let is_over = |message: &Carrier| message.open <= 0 && message.place == Place::Held(name.to_owned());
+        let is_over =
+            |message: &Carrier| message.open <= 0 && message.place == HoldState::Held(name.to_owned());
         for id in self.those(is_over) {
             self.is_over(stage, id, "").await;
         }
@@ -195,7 +196,7 @@ impl Messages {
         };
         wait_until(is_settled, PATIENCE, format!("message {id} is settled")).await;
         let message = self.messages.get_mut(&id).unwrap();
-        (message.place, message.is_given_up) = (Place::Settled(error.to_owned()), false);
+        (message.place, message.is_given_up) = (HoldState::Settled(error.to_owned()), false);
         if !message.is_settled {
             self.revision += 1;
             self.without_events.insert(self.revision);
@@ -209,7 +210,7 @@ impl Messages {
 
     async fn expire(&mut self, stage: &Stage<impl Redis>) {
         for (id, message) in &mut self.messages {
-            if matches!(&message.place, Place::Held(router) if !self.routers.contains_key(&**router)) {
+            if matches!(&message.place, HoldState::Held(router) if !self.routers.contains_key(&**router)) {
                 message.is_given_up = true;
                 let held = stage.keys().msg_out_coordinator();
                 stage.command(Cmd::new("ZADD").arg(&held).arg(1).arg(&key(stage, *id))).await;
@@ -242,8 +243,8 @@ impl Messages {
         let mut is_new = false;
         for id in picked {
             let message = self.messages.get_mut(&id);
-            if let Some(message) = message.filter(|message| matches!(message.place, Place::Held(_))) {
-                message.place = Place::Settled(error.to_owned());
+            if let Some(message) = message.filter(|message| matches!(message.place, HoldState::Held(_))) {
+                message.place = HoldState::Settled(error.to_owned());
                 is_new |= !message.is_settled || !error.is_empty();
             }
         }
@@ -270,10 +271,10 @@ impl Messages {
         self.commit(stage, step, op.other).await;
         if let Some(message) = self.messages.get_mut(&id) {
             message.open -= i64::from(count);
-            if message.open > 0 && !matches!(message.place, Place::Settled(_)) {
+            if message.open > 0 && !matches!(message.place, HoldState::Settled(_)) {
                 message.ended.extend(0..count);
             }
-            message.is_settled |= message.open <= 0 && matches!(message.place, Place::Held(_));
+            message.is_settled |= message.open <= 0 && matches!(message.place, HoldState::Held(_));
         }
     }
 
@@ -327,10 +328,10 @@ impl Messages {
         };
         wait_until(is_taken, PATIENCE, "everything is taken").await;
         self.out.clear();
-        for id in self.those(|message| message.place == Place::Out || message.is_given_up) {
+        for id in self.those(|message| message.place == HoldState::Out || message.is_given_up) {
             let message = &self.messages[&id];
             if message.open <= 0 {
-                let was_out = message.place == Place::Out;
+                let was_out = message.place == HoldState::Out;
                 self.is_over(
                     stage,
                     id,
@@ -350,7 +351,7 @@ impl Messages {
         let said = self.former.as_mut().and_then(|former| former.answers.message().now_or_never());
         assert!(said.is_none_or(|said| said.unwrap().is_none()), "who has left is given nothing");
         for (name, Connected { router, given }) in &mut self.routers {
-            let is_its_own = |message: &Carrier| message.place == Place::Held((*name).to_owned());
+            let is_its_own = |message: &Carrier| message.place == HoldState::Held((*name).to_owned());
             loop {
                 let mut own = self.messages.iter().filter(|(_, message)| is_its_own(message));
                 let messages = if own.all(|(id, _)| given.contains(id)) {
@@ -393,7 +394,7 @@ impl Messages {
             let those = self.messages.iter().filter(move |(_, message)| is(message));
             those.map(|(id, _)| key(stage, *id)).collect::<BTreeSet<_>>()
         };
-        let is_held = |message: &Carrier| matches!(message.place, Place::Held(_));
+        let is_held = |message: &Carrier| matches!(message.place, HoldState::Held(_));
         assert_eq!(BTreeSet::from_iter(held), those(is_held), "held");
         assert_eq!(BTreeSet::from_iter(dead), those(Carrier::is_dead), "dead letters");
         for (id, message) in &self.messages {
@@ -403,7 +404,7 @@ impl Messages {
             let said: Vec<String> = fields.map(text).collect();
             assert_eq!(said[..3], message.state(), "{id}: {message:?}");
             assert_eq!(said[3], message.open.to_string(), "{id}");
-            if let Place::Held(router) = &message.place {
+            if let HoldState::Held(router) = &message.place {
                 assert_eq!(&said[4], router, "{id}");
             }
         }
@@ -481,7 +482,7 @@ impl Family for Messages {
             let id = MessageKey { caller: ActorId(EXECUTOR), id: MessageId(*id) };
             kept.key(CONTEXT, &ContextKey::Message(id));
             kept.key(CONTEXT, &ContextKey::FlowMessages(FlowId(self.flow.id)));
-            if matches!(message.place, Place::Held(_)) {
+            if matches!(message.place, HoldState::Held(_)) {
                 kept.key(CONTEXT, &ContextKey::MsgOutCoordinator);
             }
             if message.is_dead() {

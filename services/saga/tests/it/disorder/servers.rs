@@ -14,7 +14,7 @@ use testkit::{PATIENCE, ProxyFault, wait_until};
 use tokio::sync::watch;
 
 use super::{COUNTERS, LAST, STREAM, assert_counted, consumer, counting, hole, next};
-use crate::gated_store::Held;
+use crate::gated_store::GatedStore;
 use crate::intercept::Intercepting;
 use crate::world::{Keeps, World};
 
@@ -129,7 +129,7 @@ struct Stage {
     world: World,
     consumer: String,
     levers: Arc<Levers>,
-    commits: Held,
+    commits: GatedStore,
 }
 
 impl Stage {
@@ -151,7 +151,7 @@ impl Stage {
             }
             Box::new(Unruled { deliveries, broker: Arc::clone(&broker), spec: spec.clone(), count: 0 })
         });
-        let commits = Held::new(Arc::clone(&world.store));
+        let commits = GatedStore::new(Arc::clone(&world.store));
         world.store = Arc::new(commits.clone());
         let world = counting(world).await;
         let consumer = consumer(&world);
