@@ -11,7 +11,7 @@ pub mod supervisor;
 
 mod suffix;
 
-pub use context::{ContextKey, ContextKeys, GlobalKey, GlobalKeys};
+pub use context::{ContextKey, ContextKeys, GlobalKey, GlobalKeys, RedisType};
 pub use legacy::{LegacyJob, LegacyName, LegacyQueue};
 pub use nonce::ActorNonce;
 pub use supervisor::{ControlScope, InstanceRef, SupervisorKey, WorkQueue};

@@ -1,6 +1,6 @@
-//! Taking names apart, strictly: every key has exactly one spelling.
+//! Names of keys: how their ends are written and taken apart, strictly, since every key has exactly one spelling.
 
-use std::fmt::Display;
+use std::fmt::{self, Display};
 use std::str::FromStr;
 
 /// A number without sign, blanks or leading zeros.
@@ -14,8 +14,66 @@ pub(crate) fn exact<T: FromStr + Display>(text: &str) -> Option<T> {
     (value.to_string() == text).then_some(value)
 }
 
-/// Two values with a colon between them, of which the first has none.
-pub(crate) fn pair<A: FromStr + Display, B: FromStr + Display>(text: &str) -> Option<(A, B)> {
-    let (a, b) = text.split_once(':')?;
-    Some((exact(a)?, exact(b)?))
+/// Writes a key: what it begins with, its parts between colons, and what it ends with.
+pub(crate) fn write_key(
+    f: &mut fmt::Formatter<'_>,
+    begin: &str,
+    parts: &[&dyn Display],
+    end: &str,
+) -> fmt::Result {
+    f.write_str(begin)?;
+    for (n, part) in parts.iter().enumerate() {
+        let colon = if n == 0 { "" } else { ":" };
+        write!(f, "{colon}{part}")?;
+    }
+    f.write_str(end)
+}
+
+/// One part of a key.
+pub(crate) trait KeySuffixPart: Sized {
+    fn read(text: &str) -> Option<Self>;
+}
+
+/// Says how parts of keys are read from their texts.
+macro_rules! key_parts {
+    ($($type:ty = $read:expr),+ $(,)?) => {
+        $(impl $crate::suffix::KeySuffixPart for $type {
+            fn read(text: &str) -> Option<Self> {
+                $read(text)
+            }
+        })+
+    };
+}
+pub(crate) use key_parts;
+
+/// All parts of a key; a colon follows each but the last, and only that may have colons in it.
+pub(crate) trait KeySuffix: Sized {
+    fn read(text: &str) -> Option<Self>;
+}
+
+impl KeySuffix for () {
+    fn read(text: &str) -> Option<Self> {
+        text.is_empty().then_some(())
+    }
+}
+
+impl<A: KeySuffixPart> KeySuffix for (A,) {
+    fn read(text: &str) -> Option<Self> {
+        A::read(text).map(|part| (part,))
+    }
+}
+
+impl<A: KeySuffixPart, B: KeySuffixPart> KeySuffix for (A, B) {
+    fn read(text: &str) -> Option<Self> {
+        let (a, b) = text.split_once(':')?;
+        Some((A::read(a)?, B::read(b)?))
+    }
+}
+
+impl<A: KeySuffixPart, B: KeySuffixPart, C: KeySuffixPart> KeySuffix for (A, B, C) {
+    fn read(text: &str) -> Option<Self> {
+        let (a, rest) = text.split_once(':')?;
+        let (b, c) = <(B, C)>::read(rest)?;
+        Some((A::read(a)?, b, c))
+    }
 }

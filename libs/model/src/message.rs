@@ -106,6 +106,12 @@ pub struct MessageKey {
     pub id: MessageId,
 }
 
+impl fmt::Display for MessageKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.caller, self.id)
+    }
+}
+
 /// A message as it is kept and carried.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Message {

@@ -8,7 +8,7 @@ use model::{ContextUid, JobKey, ScriptType};
 use super::{ControlScope, InstanceRef, WorkQueue};
 use crate::legacy::LegacyQueue;
 use crate::nonce::ActorNonce;
-use crate::suffix::exact;
+use crate::suffix::{KeySuffix, exact, key_parts, write_key};
 
 /// Makes of each row a constant with the name, or what it begins with, a local of the same name for Lua, a variant of
 /// [`SupervisorKey`], and the ways to write and to read it. What a name ends with are the parts of the variant, between colons. A
@@ -67,7 +67,7 @@ macro_rules! supervisor_keys {
         impl Display for SupervisorKey {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 match self {
-                    $(Self::$variant $(($($part),+))? => write_key(f, $text, &[$($($part),+)?]),)+
+                    $(Self::$variant $(($($part),+))? => write_key(f, $text, &[$($($part),+)?], ""),)+
                 }
             }
         }
@@ -190,31 +190,7 @@ impl Display for AsideQueue {
     }
 }
 
-fn write_key(f: &mut fmt::Formatter<'_>, begin: &str, parts: &[&dyn Display]) -> fmt::Result {
-    f.write_str(begin)?;
-    for (n, part) in parts.iter().enumerate() {
-        let colon = if n == 0 { "" } else { ":" };
-        write!(f, "{colon}{part}")?;
-    }
-    Ok(())
-}
-
-/// One part of what a name ends with.
-trait KeySuffixPart: Sized {
-    fn read(text: &str) -> Option<Self>;
-}
-
-macro_rules! parts {
-    ($($type:ty = $read:expr),+ $(,)?) => {
-        $(impl KeySuffixPart for $type {
-            fn read(text: &str) -> Option<Self> {
-                $read(text)
-            }
-        })+
-    };
-}
-
-parts! {
+key_parts! {
     ActorNonce = Self::parse,
     AsideQueue = Self::parse,
     ContextUid = exact,
@@ -224,31 +200,6 @@ parts! {
     LegacyQueue = Self::parse,
     CoordinatorRootKey = Self::parse,
     ScriptType = exact,
-    String = exact,
     WorkQueue = exact,
     u64 = exact,
-}
-
-/// All that a name ends with; a colon follows the first part of two, which has none in it.
-trait KeySuffix: Sized {
-    fn read(text: &str) -> Option<Self>;
-}
-
-impl KeySuffix for () {
-    fn read(text: &str) -> Option<Self> {
-        text.is_empty().then_some(())
-    }
-}
-
-impl<A: KeySuffixPart> KeySuffix for (A,) {
-    fn read(text: &str) -> Option<Self> {
-        A::read(text).map(|part| (part,))
-    }
-}
-
-impl<A: KeySuffixPart, B: KeySuffixPart> KeySuffix for (A, B) {
-    fn read(text: &str) -> Option<Self> {
-        let (a, b) = text.split_once(':')?;
-        Some((A::read(a)?, B::read(b)?))
-    }
 }

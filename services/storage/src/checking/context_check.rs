@@ -13,7 +13,6 @@ use super::list_check::which_exist;
 use super::{CHECKED_AT_ONCE, CheckFinding, CheckReport, FindingCode, FindingCollector, READ_AT_ONCE};
 use crate::error::{Error, Result};
 use crate::idempotency::hash_of;
-use crate::moving::records::{self, RecordKind};
 use crate::scripts;
 use crate::store::{PERMISSION_TRIES, Store, StoreChange, TenantStore};
 use crate::tenants::audit::AuditRecord;
@@ -183,7 +182,7 @@ impl ContextCheck {
         if matches!(key, ContextKey::Context(id) if id != self.context.id) {
             return self.note(FindingCode::KeyUnknown, &shown, "the key is that of another context");
         }
-        let expected = type_of(&key);
+        let expected = key.redis_type().name();
         if found != expected {
             let problem = format!("the key has the type {found} instead of {expected}");
             return self.note(FindingCode::KeyType, &shown, problem);
@@ -255,16 +254,6 @@ impl ContextCheck {
         self.found.add(first);
         Ok(())
     }
-}
-
-/// Type in Redis that a key of a context has.
-fn type_of(key: &ContextKey) -> &'static str {
-    let kind = records::kind_of(key).unwrap_or(match key {
-        ContextKey::MsgOutCoordinator => RecordKind::SortedSet,
-        ContextKey::Drops => RecordKind::Set,
-        _ => RecordKind::Text,
-    });
-    kind.redis_name()
 }
 
 /// Name of the counter that gives an actor's ids of this kind.

@@ -85,7 +85,7 @@ impl GlobalCheck {
     /// Parses a key, and notes one of a wrong type. Keys of other programs are let be: the database is not ours alone.
     fn key_of(&mut self, name: &[u8], found: &str) -> Option<GlobalKey> {
         let key = self.store.keys().parse(std::str::from_utf8(name).ok()?)?;
-        let expected = type_of(&key);
+        let expected = key.redis_type().name();
         if found == expected {
             return Some(key);
         }
@@ -190,22 +190,4 @@ fn read_actor(id: ActorId, answer: Value) -> Result<()> {
     let Some(fields) = RecordFields::of_hash(&what, answer)? else { return Ok(()) };
     record::check_id(&what, record::actor::read(fields)?.id, id)?;
     Ok(())
-}
-
-/// Type in Redis that a key outside contexts has.
-const fn type_of(key: &GlobalKey) -> &'static str {
-    match key {
-        GlobalKey::Actor(_)
-        | GlobalKey::ActorKeys
-        | GlobalKey::ContextCreators
-        | GlobalKey::BlobBytes
-        | GlobalKey::Coordinator
-        | GlobalKey::Replicas
-        | GlobalKey::Request(..)
-        | GlobalKey::Ids => "hash",
-        GlobalKey::Actors | GlobalKey::Contexts | GlobalKey::ContextsOf(_) => "set",
-        GlobalKey::Token(..) => "string",
-        GlobalKey::Events | GlobalKey::Audit => "stream",
-        GlobalKey::EventMarks => "zset",
-    }
 }

@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 
 use archive::{ArchiveRecord, ArchiveValue};
-use keys::{ContextKey, ContextKeys};
+use keys::{ContextKey, ContextKeys, RedisType};
 use kv::Value;
 use model::{ContextId, ContextState, ContextUid};
 
@@ -19,17 +19,6 @@ const SECRET_REF: &[u8] = b"secret_ref";
 /// Characters of a message that repeats what a file says.
 const MESSAGE_CHARS_MAX: usize = 300;
 
-/// Type of a key in Redis.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum RecordKind {
-    Hash,
-    Set,
-    SortedSet,
-    List,
-    Text,
-    Stream,
-}
-
 /// Keys that are named by the values of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum NamedKeys {
@@ -37,82 +26,36 @@ enum NamedKeys {
     Jobs,
 }
 
-impl RecordKind {
-    /// Kind of the value that a record has.
-    pub(crate) const fn of(value: &ArchiveValue) -> Self {
-        match value {
-            ArchiveValue::Hash(_) => Self::Hash,
-            ArchiveValue::Set(_) => Self::Set,
-            ArchiveValue::SortedSet(_) => Self::SortedSet,
-            ArchiveValue::List(_) => Self::List,
-            ArchiveValue::Text(_) => Self::Text,
-            ArchiveValue::Stream(_) => Self::Stream,
-        }
+/// Type in Redis of the value that a record has.
+pub(crate) const fn type_of_value(value: &ArchiveValue) -> RedisType {
+    match value {
+        ArchiveValue::Hash(_) => RedisType::Hash,
+        ArchiveValue::Set(_) => RedisType::Set,
+        ArchiveValue::SortedSet(_) => RedisType::SortedSet,
+        ArchiveValue::List(_) => RedisType::List,
+        ArchiveValue::Text(_) => RedisType::Text,
+        ArchiveValue::Stream(_) => RedisType::Stream,
     }
+}
 
-    /// Name that Redis gives the type.
-    pub(crate) const fn redis_name(self) -> &'static str {
-        match self {
-            Self::Hash => "hash",
-            Self::Set => "set",
-            Self::SortedSet => "zset",
-            Self::List => "list",
-            Self::Text => "string",
-            Self::Stream => "stream",
-        }
-    }
-
-    /// Name that the script which writes records gives the type.
-    const fn script_name(self) -> &'static str {
-        match self {
-            Self::Hash => "hash",
-            Self::Set => "set",
-            Self::SortedSet => "sorted_set",
-            Self::List => "list",
-            Self::Text => "text",
-            Self::Stream => "stream",
-        }
+/// Name that the script which writes records gives a type.
+const fn script_name(kind: RedisType) -> &'static str {
+    match kind {
+        RedisType::Hash => "hash",
+        RedisType::Set => "set",
+        RedisType::SortedSet => "sorted_set",
+        RedisType::List => "list",
+        RedisType::Text => "text",
+        RedisType::Stream => "stream",
     }
 }
 
 /// Type of a key that archives have; nothing for one that is left out: parts of uploads, and what a removal or a router holds.
-pub(crate) const fn kind_of(key: &ContextKey) -> Option<RecordKind> {
-    Some(match key {
-        ContextKey::Context(_)
-        | ContextKey::Runner(_)
-        | ContextKey::Job(..)
-        | ContextKey::Flow(_)
-        | ContextKey::FlowNodes(_)
-        | ContextKey::FlowSignals(_)
-        | ContextKey::Message(_)
-        | ContextKey::InboxBytes
-        | ContextKey::Blob(_)
-        | ContextKey::Log(..)
-        | ContextKey::Request(..)
-        | ContextKey::Ids => RecordKind::Hash,
-        ContextKey::Runners
-        | ContextKey::FlowMessages(_)
-        | ContextKey::FlowWaiters(_)
-        | ContextKey::FlowsActive
-        | ContextKey::FlowsUnmeasured
-        | ContextKey::BlobRefs(_) => RecordKind::Set,
-        ContextKey::RunnersDeleted
-        | ContextKey::Jobs
-        | ContextKey::Flows
-        | ContextKey::FlowsOf(_)
-        | ContextKey::FlowsEnded
-        | ContextKey::Letters
-        | ContextKey::LettersDone
-        | ContextKey::DeadLetters
-        | ContextKey::Inbox(_)
-        | ContextKey::BlobIdle
-        | ContextKey::EventMarks
-        | ContextKey::Due => RecordKind::SortedSet,
-        ContextKey::FlowInputs(_) | ContextKey::MsgOut | ContextKey::MsgIn => RecordKind::List,
-        ContextKey::Seen(_) | ContextKey::BlobChunk(..) => RecordKind::Text,
-        ContextKey::Events | ContextKey::Audit => RecordKind::Stream,
-        ContextKey::MsgOutCoordinator | ContextKey::BlobPart(..) | ContextKey::Drops => return None,
-    })
+pub(crate) const fn archived_type(key: &ContextKey) -> Option<RedisType> {
+    match key {
+        ContextKey::MsgOutCoordinator | ContextKey::BlobPart(..) | ContextKey::Drops => None,
+        _ => Some(key.redis_type()),
+    }
 }
 
 const fn named_by(key: &ContextKey) -> Option<NamedKeys> {
@@ -205,7 +148,7 @@ pub(crate) struct ArchivedContext {
 #[derive(Debug)]
 pub(crate) struct ImportedRecord {
     key: String,
-    kind: RecordKind,
+    kind: RedisType,
     continued: bool,
     expires_in_millis: Option<u64>,
     values: Vec<Vec<u8>>,
@@ -226,11 +169,12 @@ impl ImportedRecord {
         let ArchiveRecord { key: name, continued, expires_in_millis, value } = record;
         let shown: String = name.escape_debug().take(80).collect();
         let key = ContextKey::parse(&name).ok_or_else(|| format!("`{shown}` is no key of a context"))?;
-        let kind = kind_of(&key).ok_or_else(|| format!("the key `{shown}` is not taken from exports"))?;
-        if RecordKind::of(&value) != kind {
-            return Err(format!("the key `{shown}` is no {}", kind.redis_name()));
+        let kind =
+            archived_type(&key).ok_or_else(|| format!("the key `{shown}` is not taken from exports"))?;
+        if type_of_value(&value) != kind {
+            return Err(format!("the key `{shown}` is no {}", kind.name()));
         }
-        if continued && kind == RecordKind::Text {
+        if continued && kind == RedisType::Text {
             return Err(format!("the text `{shown}` is continued"));
         }
         let value = match &key {
@@ -255,7 +199,7 @@ impl ImportedRecord {
         let millis = expires_in_millis.map(|millis| millis.to_string()).unwrap_or_default();
         let mut args: Vec<Vec<u8>> = vec![
             key.into_bytes(),
-            kind.script_name().as_bytes().to_vec(),
+            script_name(kind).as_bytes().to_vec(),
             u8::from(continued).to_string().into_bytes(),
             millis.into_bytes(),
             count.to_string().into_bytes(),

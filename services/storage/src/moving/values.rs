@@ -1,10 +1,10 @@
 //! Reading of what a context's keys have, in parts of a bounded size.
 
 use archive::{ArchiveStreamEntry, ArchiveValue};
-use keys::{ContextKey, ContextKeys};
+use keys::{ContextKey, ContextKeys, RedisType};
 use kv::{Cmd, KvConnection, StreamEntry, Value};
 
-use super::records::{RecordKind, kind_of};
+use super::records::archived_type;
 
 /// Values of a hash, or entries of a stream, that are read at once.
 const LARGE_READ: u64 = 200;
@@ -19,7 +19,7 @@ pub(super) struct FoundKey {
     /// Name of the key in Redis.
     pub(super) name: String,
     pub(super) key: ContextKey,
-    pub(super) kind: RecordKind,
+    pub(super) kind: RedisType,
     /// Bytes of a text, else the number of values.
     pub(super) size: u64,
     pub(super) expires_in_millis: Option<u64>,
@@ -55,9 +55,9 @@ impl FoundKey {
             let Ok(name) = name.text() else { continue };
             let Some(key) = keys.parse(&name) else { continue };
             let is_held = key == ContextKey::MsgOutCoordinator;
-            let expected = if is_held { Some(RecordKind::SortedSet) } else { kind_of(&key) };
+            let expected = if is_held { Some(RedisType::SortedSet) } else { archived_type(&key) };
             let Some(expected) = expected else { continue };
-            if kind.text()? != expected.redis_name() {
+            if kind.text()? != expected.name() {
                 tracing::warn!(
                     key = name,
                     "a key has another type than it should, and is left out of an export"
@@ -73,18 +73,18 @@ impl FoundKey {
     /// Returns true if the whole value is read at once.
     pub(super) const fn is_small(&self) -> bool {
         match self.kind {
-            RecordKind::Text => true,
-            RecordKind::Hash | RecordKind::Stream => self.size <= LARGE_READ,
-            RecordKind::Set | RecordKind::SortedSet | RecordKind::List => self.size <= SMALL_READ,
+            RedisType::Text => true,
+            RedisType::Hash | RedisType::Stream => self.size <= LARGE_READ,
+            RedisType::Set | RedisType::SortedSet | RedisType::List => self.size <= SMALL_READ,
         }
     }
 
     /// Bytes that reading the value takes, about.
     pub(super) const fn weight(&self) -> u64 {
         match self.kind {
-            RecordKind::Text => self.size,
-            RecordKind::Hash | RecordKind::Stream => 256 * self.size,
-            RecordKind::Set | RecordKind::SortedSet | RecordKind::List => 64 * self.size,
+            RedisType::Text => self.size,
+            RedisType::Hash | RedisType::Stream => 256 * self.size,
+            RedisType::Set | RedisType::SortedSet | RedisType::List => 64 * self.size,
         }
     }
 
@@ -92,12 +92,12 @@ impl FoundKey {
     pub(super) fn query(&self) -> Cmd {
         let (name, all) = (&self.name, |name: &str, key: &String| Cmd::new(name).arg(key));
         match self.kind {
-            RecordKind::Hash => all("HGETALL", name),
-            RecordKind::Set => all("SMEMBERS", name),
-            RecordKind::SortedSet => all("ZRANGE", name).arg(0).arg(-1).arg("WITHSCORES"),
-            RecordKind::List => all("LRANGE", name).arg(0).arg(-1),
-            RecordKind::Text => all("GET", name),
-            RecordKind::Stream => all("XRANGE", name).arg("-").arg("+"),
+            RedisType::Hash => all("HGETALL", name),
+            RedisType::Set => all("SMEMBERS", name),
+            RedisType::SortedSet => all("ZRANGE", name).arg(0).arg(-1).arg("WITHSCORES"),
+            RedisType::List => all("LRANGE", name).arg(0).arg(-1),
+            RedisType::Text => all("GET", name),
+            RedisType::Stream => all("XRANGE", name).arg("-").arg("+"),
         }
     }
 
@@ -108,10 +108,10 @@ impl FoundKey {
         from: Option<NextPart>,
     ) -> kv::Result<ValuePart> {
         match self.kind {
-            RecordKind::Hash | RecordKind::Set => self.scan_part(connection, from).await,
-            RecordKind::SortedSet | RecordKind::List => self.indexed_part(connection, from).await,
-            RecordKind::Stream => self.stream_part(connection, from).await,
-            RecordKind::Text => {
+            RedisType::Hash | RedisType::Set => self.scan_part(connection, from).await,
+            RedisType::SortedSet | RedisType::List => self.indexed_part(connection, from).await,
+            RedisType::Stream => self.stream_part(connection, from).await,
+            RedisType::Text => {
                 let value = self.value_of(connection.cmd(self.query()).await?)?;
                 Ok(ValuePart { value, next: None })
             }
@@ -125,7 +125,7 @@ impl FoundKey {
             _ => "0".to_owned(),
         };
         let (command, count) =
-            if self.kind == RecordKind::Hash { ("HSCAN", LARGE_READ) } else { ("SSCAN", SMALL_READ) };
+            if self.kind == RedisType::Hash { ("HSCAN", LARGE_READ) } else { ("SSCAN", SMALL_READ) };
         let query = Cmd::new(command).arg(&self.name).arg(&cursor).arg("COUNT").arg(count);
         let [next, values] = connection.cmd(query).await?.tuple()?;
         let next = next.text()?;
@@ -140,7 +140,7 @@ impl FoundKey {
         };
         let to = from + SMALL_READ;
         let query = match self.kind {
-            RecordKind::List => Cmd::new("LRANGE").arg(&self.name).arg(from).arg(to - 1),
+            RedisType::List => Cmd::new("LRANGE").arg(&self.name).arg(from).arg(to - 1),
             _ => Cmd::new("ZRANGE").arg(&self.name).arg(from).arg(to - 1).arg("WITHSCORES"),
         };
         let value = self.value_of(connection.cmd(query).await?)?;
@@ -164,18 +164,18 @@ impl FoundKey {
     /// The value in an answer.
     pub(super) fn value_of(&self, answer: Value) -> kv::Result<ArchiveValue> {
         Ok(match self.kind {
-            RecordKind::Hash => ArchiveValue::Hash(in_pairs(answer)?),
-            RecordKind::Set => ArchiveValue::Set(all_bytes(answer)?),
-            RecordKind::List => ArchiveValue::List(all_bytes(answer)?),
-            RecordKind::SortedSet => {
+            RedisType::Hash => ArchiveValue::Hash(in_pairs(answer)?),
+            RedisType::Set => ArchiveValue::Set(all_bytes(answer)?),
+            RedisType::List => ArchiveValue::List(all_bytes(answer)?),
+            RedisType::SortedSet => {
                 let scored = in_pairs(answer)?.into_iter();
                 let scored = scored.map(|(member, score)| Ok((member, Value::Bytes(score).text()?)));
                 ArchiveValue::SortedSet(scored.collect::<kv::Result<_>>()?)
             }
             // A key that has expired meanwhile is as good as empty.
-            RecordKind::Text if answer.is_nil() => ArchiveValue::Text(Vec::new()),
-            RecordKind::Text => ArchiveValue::Text(answer.bytes()?),
-            RecordKind::Stream => {
+            RedisType::Text if answer.is_nil() => ArchiveValue::Text(Vec::new()),
+            RedisType::Text => ArchiveValue::Text(answer.bytes()?),
+            RedisType::Stream => {
                 let entries = answer.entries()?.into_iter().filter(|entry| !entry.fields.is_empty());
                 ArchiveValue::Stream(entries.map(entry_of).collect())
             }
