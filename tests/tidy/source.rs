@@ -70,7 +70,11 @@ fn walk(root: &Path, dir: &Path, found: &mut Vec<Source>) {
         let entry = entry.unwrap();
         let (path, name) = (entry.path(), entry.file_name());
         let kind = entry.file_type().unwrap();
-        if kind.is_dir() && !NOT_OURS.iter().any(|not| name == *not) {
+        // In a linked worktree `.git` is a file.
+        if NOT_OURS.iter().any(|not| name == *not) {
+            continue;
+        }
+        if kind.is_dir() {
             walk(root, &path, found);
         } else if kind.is_file()
             && let Ok(text) = fs::read_to_string(&path)
