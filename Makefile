@@ -48,33 +48,33 @@ fuzz: ## looks for inputs that break a reader; needs a C++ compiler; 10 minutes 
 
 faults: ## breaks suites 600 times by ten seeds, checks the invariants and measures recovery; an hour, or MYCORA_FAULTS_SEEDS
 	@deploy/local/need.sh cargo cc redis-server
-	@cargo build --release --quiet $(programs) -p mycora-faults
-	@target/release/mycora-faults
+	@cargo build --profile measured --quiet $(programs) -p mycora-faults
+	@target/measured/mycora-faults
 
-bench: ## measures chains, fan-outs, jobs per second and latency, in one process and in several; some minutes, release build
+bench: ## measures chains, fan-outs, jobs per second and latency, in one process and in several; some minutes
 	@deploy/local/need.sh cargo cc redis-server python3
-	@cargo build --release --quiet $(programs)
-	@target/release/mycora-bench
+	@cargo build --profile measured --quiet $(programs)
+	@target/measured/mycora-bench
 
 bench-peers: ## the same beside BullMQ, in turn; brings its packages from npm into target/bench-peers
 	@deploy/local/need.sh cargo cc redis-server python3 npm
-	@cargo build --release --quiet $(programs)
+	@cargo build --profile measured --quiet $(programs)
 	@mkdir -p target/bench-peers
 	@cp tests/bench/peers/package.json tests/bench/peers/package-lock.json target/bench-peers/
 	@cd target/bench-peers && npm ci --loglevel=error --no-fund --no-audit
-	@target/release/mycora-bench peers
+	@target/measured/mycora-bench peers
 
 bench-dead: ## measures what one dead supervisor of ten costs the others; a few minutes
 	@deploy/local/need.sh cargo cc redis-server
-	@cargo build --release --quiet $(programs)
-	@target/release/mycora-bench dead
+	@cargo build --profile measured --quiet $(programs)
+	@target/measured/mycora-bench dead
 
-bench-saga: ## measures sagas on both stores beside what the stores do alone; release build, some minutes
+bench-saga: ## measures sagas on both stores beside what the stores do alone; some minutes
 	@deploy/local/need.sh cargo cc redis-server nats-server
-	@cargo build --release --quiet -p mycora-bench
-	@target/release/mycora-bench saga
+	@cargo build --profile measured --quiet -p mycora-bench
+	@target/measured/mycora-bench saga
 
 bench-size: ## measures a flow of 100,000 nodes, and 100,000 flows that wait; several minutes
 	@deploy/local/need.sh cargo cc redis-server python3
-	@cargo build --release --quiet $(programs)
-	@target/release/mycora-bench size
+	@cargo build --profile measured --quiet $(programs)
+	@target/measured/mycora-bench size
