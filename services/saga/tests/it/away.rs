@@ -1,7 +1,6 @@
 //! Upstreams and gateways of aggregates that do not answer for long: what waits for them is bounded, and ends once they do.
 
 use std::net::TcpListener;
-use std::ops::Range;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,10 +12,7 @@ use saga::providers::http::HttpProvider;
 use saga::sagas::SagaLane;
 use saga::secrets::Secrets;
 use saga::tenants::TenantRegistry;
-use store::{
-    Clock as _, CommitOutcome, KvStore, LaneKey, RowBatch, RowKey, StoreCapabilities, StoreError,
-    StoreHeartbeat, StoreHeartbeatReply, StorePage, StoreUsage, VersionedValue,
-};
+use store::{Clock as _, KvStore, LaneKey, RowKey, StoreError, VersionedValue};
 use testkit::{PATIENCE, wait_until};
 use tokio_util::sync::CancellationToken;
 use workflow::LaneRowKey;
@@ -26,6 +22,7 @@ use workflow::ledger::CallRow;
 use workflow::provider::ProviderTransport;
 
 use crate::clock::SetForward;
+use crate::hooked_store::{HookedStore, StoreHook};
 use crate::outages::GROWTH_KIB_MAX;
 use crate::process::{Upstream, memory_kib};
 use crate::world::{EFFECT, TENANT, World};
@@ -43,49 +40,13 @@ fn number(variable: &str) -> Option<usize> {
     std::env::var(variable).ok()?.parse().ok()
 }
 
-/// A store whose clock, which is that of this machine, tests set forward: rows that go by themselves stay for longer.
-struct Ahead {
-    store: Arc<dyn KvStore>,
-    clock: SetForward,
-}
+/// Has lanes see a clock that tests set forward, which is that of this machine: rows that go by themselves stay for longer.
+struct ClockAhead(SetForward);
 
 #[async_trait]
-impl KvStore for Ahead {
-    async fn commit(&self, batch: RowBatch) -> Result<CommitOutcome, StoreError> {
-        self.store.commit(batch).await
-    }
-
-    async fn read(&self, lane: &LaneKey, keys: &[RowKey]) -> Result<Vec<Option<VersionedValue>>, StoreError> {
-        self.store.read(lane, keys).await
-    }
-
-    async fn scan(
-        &self,
-        lane: &LaneKey,
-        range: Range<RowKey>,
-        limit: usize,
-    ) -> Result<StorePage, StoreError> {
-        self.store.scan(lane, range, limit).await
-    }
-
-    async fn acquire_lane(&self, lane: &LaneKey) -> Result<u64, StoreError> {
-        self.store.acquire_lane(lane).await
-    }
-
-    async fn now(&self) -> Result<u64, StoreError> {
-        Ok(self.clock.now())
-    }
-
-    async fn heartbeat(&self, beat: &StoreHeartbeat) -> Result<StoreHeartbeatReply, StoreError> {
-        self.store.heartbeat(beat).await
-    }
-
-    async fn measure(&self) -> Result<StoreUsage, StoreError> {
-        self.store.measure().await
-    }
-
-    fn capabilities(&self) -> StoreCapabilities {
-        self.store.capabilities()
+impl StoreHook for ClockAhead {
+    async fn now(&self, _: &dyn KvStore) -> Result<u64, StoreError> {
+        Ok(self.0.now())
     }
 }
 
@@ -169,7 +130,7 @@ async fn an_upstream_that_is_away_for_an_hour_is_named_and_gone_on_with() {
 async fn an_upstream_that_is_away_for_an_hour_is_gone_on_with_over_redis() {
     if is_alone("an_upstream_that_is_away_for_an_hour_is_gone_on_with_over_redis") {
         let mut world = World::in_redis().await;
-        world.store = Arc::new(Ahead { store: Arc::clone(&world.store), clock: world.clock.clone() });
+        world.store = HookedStore::over(Arc::clone(&world.store), ClockAhead(world.clock.clone()));
         is_gone_on_with(world).await;
     }
 }

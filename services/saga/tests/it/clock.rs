@@ -1,15 +1,13 @@
 //! A clock that tests set forward, and stop.
 
-use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use store::{
-    Clock, CommitOutcome, KvStore, LaneKey, RowBatch, RowKey, StoreCapabilities, StoreError, StoreHeartbeat,
-    StoreHeartbeatReply, StorePage, StoreUsage, VersionedValue,
-};
+use store::{Clock, KvStore, StoreError, StoreHeartbeat, StoreHeartbeatReply};
+
+use crate::hooked_store::StoreHook;
 
 /// Clock of this machine, which tests set forward or stop.
 #[derive(Debug, Clone, Default)]
@@ -63,49 +61,21 @@ impl Clock for SetForward {
     }
 }
 
-/// A store with a clock of its own, in whose place lanes and replicas see that of tests. Rows expire by the store's.
-pub(crate) struct ByHand {
-    pub(crate) store: Arc<dyn KvStore>,
-    pub(crate) clock: SetForward,
-}
+/// Has lanes and replicas see the clock of tests in place of the store's own. Rows expire by the store's.
+pub(crate) struct ClockByHand(pub(crate) SetForward);
 
 #[async_trait]
-impl KvStore for ByHand {
-    async fn commit(&self, batch: RowBatch) -> Result<CommitOutcome, StoreError> {
-        self.store.commit(batch).await
+impl StoreHook for ClockByHand {
+    async fn now(&self, store: &dyn KvStore) -> Result<u64, StoreError> {
+        store.now().await.map(|now| self.0.show(now))
     }
 
-    async fn read(&self, lane: &LaneKey, keys: &[RowKey]) -> Result<Vec<Option<VersionedValue>>, StoreError> {
-        self.store.read(lane, keys).await
-    }
-
-    async fn scan(
+    async fn heartbeat(
         &self,
-        lane: &LaneKey,
-        range: Range<RowKey>,
-        limit: usize,
-    ) -> Result<StorePage, StoreError> {
-        self.store.scan(lane, range, limit).await
-    }
-
-    async fn acquire_lane(&self, lane: &LaneKey) -> Result<u64, StoreError> {
-        self.store.acquire_lane(lane).await
-    }
-
-    async fn now(&self) -> Result<u64, StoreError> {
-        self.store.now().await.map(|now| self.clock.show(now))
-    }
-
-    async fn heartbeat(&self, beat: &StoreHeartbeat) -> Result<StoreHeartbeatReply, StoreError> {
-        let living = self.store.heartbeat(beat).await?;
-        Ok(StoreHeartbeatReply { now: self.clock.show(living.now), ..living })
-    }
-
-    async fn measure(&self) -> Result<StoreUsage, StoreError> {
-        self.store.measure().await
-    }
-
-    fn capabilities(&self) -> StoreCapabilities {
-        self.store.capabilities()
+        store: &dyn KvStore,
+        beat: &StoreHeartbeat,
+    ) -> Result<StoreHeartbeatReply, StoreError> {
+        let living = store.heartbeat(beat).await?;
+        Ok(StoreHeartbeatReply { now: self.0.show(living.now), ..living })
     }
 }

@@ -15,7 +15,8 @@ use tokio_util::sync::CancellationToken;
 use workflow::Json;
 use workflow::key::StoreTable;
 
-use crate::gated_store::GatedStore;
+use crate::commit_gate::CommitGate;
+use crate::hooked_store::HookedStore;
 use crate::poison::applied;
 use crate::process::ReplicaProcess;
 use crate::replicas::{MANIFEST, Stage};
@@ -106,8 +107,8 @@ async fn no_more_is_read_than_may_be_in_flight() {
     const LARGE: usize = 64 * 1024;
     let mut world = world(World::in_a_directory().await, SAGA).await;
     world.bounds = InFlightLimits::of_bytes(BYTES);
-    let held = GatedStore::new(Arc::clone(&world.store));
-    world.store = Arc::new(held.clone());
+    let held = CommitGate::default();
+    world.store = HookedStore::over(Arc::clone(&world.store), held.clone());
     world.own();
     order(&world, "first", 1).await;
     world.wait_for("first", "wait").await;

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use workflow::instance::{SagaInstance, decode};
 use workflow::key::StoreTable;
 
-use crate::intercept::Intercepting;
+use crate::hooked_broker::intercept;
 use crate::world::{Keeps, TENANT, World};
 
 const MINUTE: u64 = 60_000;
@@ -29,7 +29,7 @@ start: { on: OrderPlaced, set: { id: "${{ event.data.id }}", placed: "${{ event.
 steps:
   wait:
     timers: { pay-by: { WHEN, raise: NotPaid } }
-    on: { GatedStore: { goto: hold }, Paid: { goto: ship }, NotPaid: { goto: release } }
+    on: { Held: { goto: hold }, Paid: { goto: ship }, NotPaid: { goto: release } }
   hold: { on: { Resumed: { goto: wait }, Paid: { goto: ship } } }
   ship: { command: { aggregate: Order, id: "${{ state.id }}", type: Ship }, on_success: { end: completed } }
   release: { command: { aggregate: Order, id: "${{ state.id }}", type: Release }, on_success: { end: completed } }
@@ -183,8 +183,7 @@ async fn a_payment_of_the_tenth_minute_wins_after_two_hours(world: World) {
     // Two hours later nothing is delivered at first: the timer is over, and has to wait.
     let gate = watch::Sender::new(false);
     let (broker, gated) = (Arc::clone(&world.broker), gate.subscribe());
-    world.broker =
-        Intercepting::over(broker, move |_, deliveries| Box::new(Gated(deliveries, gated.clone())));
+    world.broker = intercept(broker, move |_, deliveries| Box::new(Gated(deliveries, gated.clone())));
     world.clock.stop_at(due.as_millis() + 120 * MINUTE);
     world.own();
     world.until_measured("mycora_saga_timers_waiting_for_source 1").await;

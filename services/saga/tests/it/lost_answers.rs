@@ -1,6 +1,5 @@
 //! A store that commits, and whose answers to that are lost.
 
-use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -8,14 +7,11 @@ use std::time::Duration;
 use async_trait::async_trait;
 use saga::sagas::VerbOutcome;
 use saga::tenants::TenantRegistry;
-use store::{
-    CommitOutcome, KvStore, LaneKey, MemoryStore, RowBatch, RowKey, StoreCapabilities, StoreError,
-    StoreHeartbeat, StoreHeartbeatReply, StorePage, StoreUsage, VersionedValue,
-};
+use store::{CommitOutcome, KvStore, RowBatch, StoreError};
 use workflow::Json;
 use workflow::input::Verb;
 
-use crate::clock::SetForward;
+use crate::hooked_store::{HookedStore, StoreHook};
 use crate::world::World;
 
 const SAGA: &str = r#"
@@ -34,56 +30,20 @@ steps:
     on: { Lost: { end: completed } }
 "#;
 
-/// A store that loses its answer to each commit of an instance's record.
-struct LosesAnswers {
-    store: MemoryStore<SetForward>,
-    lost: Arc<AtomicU64>,
-}
+/// Loses the answer to each commit of an instance's record, and counts them.
+struct LosesAnswers(Arc<AtomicU64>);
 
 #[async_trait]
-impl KvStore for LosesAnswers {
-    async fn commit(&self, batch: RowBatch) -> Result<CommitOutcome, StoreError> {
+impl StoreHook for LosesAnswers {
+    async fn commit(&self, store: &dyn KvStore, batch: RowBatch) -> Result<CommitOutcome, StoreError> {
         let is_record = batch.lane.as_str().starts_with("s:")
             && batch.ops.iter().any(|op| op.key().as_str().starts_with("saga:"));
-        let outcome = self.store.commit(batch).await?;
+        let outcome = store.commit(batch).await?;
         if is_record && matches!(outcome, CommitOutcome::Committed(_)) {
-            self.lost.fetch_add(1, Ordering::Relaxed);
+            self.0.fetch_add(1, Ordering::Relaxed);
             return Err(StoreError::Indeterminate { why: "the connection was lost".to_owned() });
         }
         Ok(outcome)
-    }
-
-    async fn read(&self, lane: &LaneKey, keys: &[RowKey]) -> Result<Vec<Option<VersionedValue>>, StoreError> {
-        self.store.read(lane, keys).await
-    }
-
-    async fn scan(
-        &self,
-        lane: &LaneKey,
-        range: Range<RowKey>,
-        limit: usize,
-    ) -> Result<StorePage, StoreError> {
-        self.store.scan(lane, range, limit).await
-    }
-
-    async fn acquire_lane(&self, lane: &LaneKey) -> Result<u64, StoreError> {
-        self.store.acquire_lane(lane).await
-    }
-
-    async fn now(&self) -> Result<u64, StoreError> {
-        self.store.now().await
-    }
-
-    async fn heartbeat(&self, beat: &StoreHeartbeat) -> Result<StoreHeartbeatReply, StoreError> {
-        self.store.heartbeat(beat).await
-    }
-
-    async fn measure(&self) -> Result<StoreUsage, StoreError> {
-        self.store.measure().await
-    }
-
-    fn capabilities(&self) -> StoreCapabilities {
-        self.store.capabilities()
     }
 }
 
@@ -97,7 +57,8 @@ async fn start(world: &World, request: &str, correlation: &str) -> VerbOutcome {
 async fn a_commit_whose_answer_was_lost_is_followed_by_all_that_follows_from_it() {
     let lost = Arc::new(AtomicU64::new(0));
     let count = Arc::clone(&lost);
-    let mut world = World::simulated_over(|store| Arc::new(LosesAnswers { store, lost: count })).await;
+    let mut world =
+        World::simulated_over(|store| HookedStore::over(Arc::new(store), LosesAnswers(count))).await;
     world.apply(SAGA).await;
     let tenants = TenantRegistry::read("t", "acme: { context: 1, quotas: { instances: 1 } }").expect("good");
     let revision = world.definitions.in_force().revision;

@@ -1,6 +1,5 @@
 //! The operator's files, read again while everything runs.
 
-use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -13,15 +12,13 @@ use saga::placement::{LANES_MAX, SagaReplicaIdentity, SagaReplicaRole};
 use saga::tenants::TenantRegistry;
 use saga::visibility::SagaVisibility;
 use saga::{App, Config, Deps, ReloadChange, ReloadKind};
-use store::{
-    Clock as _, CommitOutcome, KvStore, LaneKey, MemoryStore, RowBatch, RowKey, StoreCapabilities,
-    StoreError, StoreHeartbeat, StoreHeartbeatReply, StorePage, StoreUsage, VersionedValue,
-};
+use store::{Clock as _, CommitOutcome, KvStore, MemoryStore, RowBatch, StoreError};
 use tempfile::TempDir;
 use testkit::PATIENCE;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
+use crate::hooked_store::{HookedStore, StoreHook};
 use crate::process::Upstream;
 use crate::streams::{Projection, aggregates, publish_event};
 use crate::world::{TENANT, Witness};
@@ -49,60 +46,26 @@ effects:
 
 const TENANTS: &str = "acme: { context: 1 }\nother: { context: 2 }\n";
 
-/// A store whose row `active` cannot be written for a while: as if the process had died before.
-struct Dying {
-    store: MemoryStore<store::WallClock>,
-    dies: AtomicBool,
-}
+/// Refuses to write the row `active` for a while: as if the process had died before.
+#[derive(Clone, Default)]
+struct DiesBeforeActive(Arc<AtomicBool>);
 
 #[async_trait]
-impl KvStore for Dying {
-    async fn commit(&self, batch: RowBatch) -> Result<CommitOutcome, StoreError> {
+impl StoreHook for DiesBeforeActive {
+    async fn commit(&self, store: &dyn KvStore, batch: RowBatch) -> Result<CommitOutcome, StoreError> {
         let is_active = batch.ops.iter().any(|op| op.key().as_str() == "active");
-        if is_active && self.dies.load(Ordering::Relaxed) {
+        if is_active && self.0.load(Ordering::Relaxed) {
             return Err(StoreError::Unavailable { why: "it died".to_owned() });
         }
-        self.store.commit(batch).await
-    }
-
-    async fn read(&self, lane: &LaneKey, keys: &[RowKey]) -> Result<Vec<Option<VersionedValue>>, StoreError> {
-        self.store.read(lane, keys).await
-    }
-
-    async fn scan(
-        &self,
-        lane: &LaneKey,
-        range: Range<RowKey>,
-        limit: usize,
-    ) -> Result<StorePage, StoreError> {
-        self.store.scan(lane, range, limit).await
-    }
-
-    async fn acquire_lane(&self, lane: &LaneKey) -> Result<u64, StoreError> {
-        self.store.acquire_lane(lane).await
-    }
-
-    async fn now(&self) -> Result<u64, StoreError> {
-        self.store.now().await
-    }
-
-    async fn heartbeat(&self, beat: &StoreHeartbeat) -> Result<StoreHeartbeatReply, StoreError> {
-        self.store.heartbeat(beat).await
-    }
-
-    async fn measure(&self) -> Result<StoreUsage, StoreError> {
-        self.store.measure().await
-    }
-
-    fn capabilities(&self) -> StoreCapabilities {
-        self.store.capabilities()
+        store.commit(batch).await
     }
 }
 
 /// The operator's files, and what replicas stand on.
 struct Site {
     dir: TempDir,
-    store: Arc<Dying>,
+    store: Arc<dyn KvStore>,
+    dies: DiesBeforeActive,
     broker: SimulatedBroker,
     upstream: Upstream,
     replicas: AtomicU32,
@@ -110,13 +73,14 @@ struct Site {
 
 impl Site {
     async fn new() -> Self {
-        let store = MemoryStore::new(store::WallClock);
-        let store = Arc::new(Dying { store, dies: AtomicBool::new(false) });
+        let dies = DiesBeforeActive::default();
+        let store = HookedStore::over(Arc::new(MemoryStore::new(store::WallClock)), dies.clone());
         let (dir, broker) =
             (tempfile::tempdir().expect("a directory"), SimulatedBroker::new(RuntimeClock::new()));
         broker.ensure_stream(&aggregates()).await.expect("a stream");
         std::fs::create_dir(dir.path().join("manifests")).expect("made");
-        let site = Self { dir, store, broker, upstream: Upstream::start(), replicas: AtomicU32::new(0) };
+        let site =
+            Self { dir, store, dies, broker, upstream: Upstream::start(), replicas: AtomicU32::new(0) };
         site.write("manifests/order.yaml", SAGA);
         site.write("manifests/upstream.yaml", &site.provider(&site.upstream));
         site.write("tenants.yaml", TENANTS);
@@ -156,7 +120,7 @@ impl Site {
             lanes_max: LANES_MAX,
         };
         let deps = Deps {
-            store: Arc::clone(&self.store) as Arc<dyn KvStore>,
+            store: Arc::clone(&self.store),
             broker: Arc::new(self.broker.clone()),
             gateway: Arc::new(Witness::default()),
             flows: None,
@@ -386,7 +350,7 @@ async fn a_reload_that_is_cut_off_has_changed_nothing() {
     app.reload().await.expect("good");
     site.write("manifests/order.yaml", &SAGA.replace("version: 1", "version: 2"));
     site.write("tenants.yaml", "acme: { context: 1, weight: 9 }\n");
-    site.store.dies.store(true, Ordering::Relaxed);
+    site.dies.0.store(true, Ordering::Relaxed);
     // Documents are kept by then, and nothing names them.
     assert!(matches!(app.reload().await, Err(saga::Error::Definitions(_))));
     let next = site.replica(None);
@@ -395,7 +359,7 @@ async fn a_reload_that_is_cut_off_has_changed_nothing() {
     let weight = |tenants: &TenantRegistry| tenants.get(&acme()).map(|tenant| tenant.weight);
     assert_eq!(seen.saga(&acme(), &order()).map(|saga| saga.version), Some(1));
     assert_eq!(seen.tenants.as_deref().and_then(weight), Some(1));
-    site.store.dies.store(false, Ordering::Relaxed);
+    site.dies.0.store(false, Ordering::Relaxed);
     let again = site.operators();
     assert_eq!(again.reload().await.expect("good").len(), 3);
     let seen = next.definitions().refresh().await.expect("it can be read");

@@ -10,7 +10,8 @@ use saga::placement::SagaReplicaRole;
 use tempfile::TempDir;
 use testkit::{NatsServer, PATIENCE, RedisServer, TestProcess, wait_until};
 
-use crate::clock::{ByHand, SetForward};
+use crate::clock::{ClockByHand, SetForward};
+use crate::hooked_store::HookedStore;
 use crate::process::{Upstream, command};
 use crate::served::{Rows, Served, ServiceOptions};
 use crate::streams::{aggregates, connect, publish_event};
@@ -159,7 +160,7 @@ async fn a_store_clock_that_is_set_back_is_counted() {
     let with = ServiceOptions {
         rows: Rows::Directory,
         role: SagaReplicaRole { sagas: true, effects: false },
-        store: Some(Box::new(move |_, store| std::sync::Arc::new(ByHand { store, clock: by_hand }))),
+        store: Some(Box::new(move |_, store| HookedStore::over(store, ClockByHand(by_hand)))),
         ..ServiceOptions::default()
     };
     let served = Served::with(with).await;

@@ -4,22 +4,15 @@
 //! a tenants file that gives several tenants the same context.
 
 use std::net::SocketAddr;
-use std::ops::Range;
-use std::sync::Arc;
 
 use async_trait::async_trait;
 use broker::{
-    BrokerConnectionStatus, BrokerDescription, BrokerError, BrokerInbox, BrokerVersion, CursorError,
-    CursorProgress, CursorSpec, CursorState, Deliveries, MessageBroker, Publication, PublicationFuture,
-    PullLimit, StoredMessage, StreamDelivery, StreamSpec, StreamState,
+    BrokerError, BrokerVersion, CursorError, CursorProgress, CursorSpec, Deliveries, MessageBroker,
+    PullLimit, StreamDelivery,
 };
-use bytes::Bytes;
 use proto::v1;
 use saga::placement::SagaReplicaRole;
-use store::{
-    CommitOutcome, KvStore, LaneKey, RowBatch, RowKey, StoreCapabilities, StoreError, StoreHeartbeat,
-    StoreHeartbeatReply, StorePage, StoreUsage, VersionedValue,
-};
+use store::{CommitOutcome, KvStore, LaneKey, RowBatch, StoreError};
 use testkit::{PATIENCE, wait_until};
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::TcpStream;
@@ -28,6 +21,8 @@ use tonic::{Code, Status};
 use workflow::WorkflowLane;
 use workflow::subject::ConsumerSource;
 
+use crate::hooked_broker::{BrokerHook, HookedBroker};
+use crate::hooked_store::{HookedStore, StoreHook};
 use crate::process::Upstream;
 use crate::served::{ACME, ADMIN, Between, ELSEWHERE, OTHER, Rows, Served, ServiceOptions};
 use crate::streams::publish_event_of;
@@ -73,11 +68,8 @@ enum Breach {
     SeveralFilters(String, SocketAddr),
 }
 
-/// A broker with a breach.
-struct Leaky {
-    broker: Arc<dyn MessageBroker>,
-    breach: Breach,
-}
+/// Opens cursors with a breach.
+struct LeakyCursors(Breach);
 
 /// The tenant that a filter or a subject names.
 fn tenant_of(subject: &str) -> &str {
@@ -105,65 +97,29 @@ impl Deliveries for Disguised {
 }
 
 #[async_trait]
-impl MessageBroker for Leaky {
-    async fn open(&self, spec: &CursorSpec) -> Result<Box<dyn Deliveries>, BrokerError> {
+impl BrokerHook for LeakyCursors {
+    async fn open(
+        &self,
+        broker: &dyn MessageBroker,
+        spec: &CursorSpec,
+    ) -> Result<Box<dyn Deliveries>, BrokerError> {
         let tenant = tenant_of(&spec.filter);
         let everybody = spec.filter.replacen(&format!("tenant.{tenant}."), "tenant.*.", 1);
         let everybody = CursorSpec { filter: everybody, ..spec.clone() };
-        match &self.breach {
-            Breach::Filters => self.broker.open(&everybody).await,
+        match &self.0 {
+            Breach::Filters => broker.open(&everybody).await,
             Breach::FiltersAndSubjects => {
-                let deliveries = self.broker.open(&everybody).await?;
+                let deliveries = broker.open(&everybody).await?;
                 Ok(Box::new(Disguised { deliveries, tenant: tenant.to_owned() }))
             }
             Breach::SeveralFilters(consumer, server) => {
-                let deliveries = self.broker.open(spec).await?;
+                let deliveries = broker.open(spec).await?;
                 if spec.consumer == *consumer {
                     plant(*server, spec).await;
                 }
                 Ok(deliveries)
             }
         }
-    }
-
-    fn server(&self) -> Result<BrokerDescription, BrokerError> {
-        self.broker.server()
-    }
-
-    fn connection(&self) -> watch::Receiver<BrokerConnectionStatus> {
-        self.broker.connection()
-    }
-
-    async fn stream(&self, name: &str) -> Result<Option<StreamState>, BrokerError> {
-        self.broker.stream(name).await
-    }
-
-    async fn create_stream(&self, spec: &StreamSpec) -> Result<(), BrokerError> {
-        self.broker.create_stream(spec).await
-    }
-
-    async fn message(&self, stream: &str, sequence: u64) -> Result<Option<StoredMessage>, BrokerError> {
-        self.broker.message(stream, sequence).await
-    }
-
-    async fn publish(&self, outgoing: Publication) -> Result<PublicationFuture, BrokerError> {
-        self.broker.publish(outgoing).await
-    }
-
-    async fn cursor(&self, stream: &str, consumer: &str) -> Result<Option<CursorState>, BrokerError> {
-        self.broker.cursor(stream, consumer).await
-    }
-
-    async fn delete_cursor(&self, stream: &str, consumer: &str) -> Result<(), BrokerError> {
-        self.broker.delete_cursor(stream, consumer).await
-    }
-
-    async fn inbox(&self) -> Result<BrokerInbox, BrokerError> {
-        self.broker.inbox().await
-    }
-
-    async fn reply(&self, subject: &str, payload: Bytes) -> Result<(), BrokerError> {
-        self.broker.reply(subject, payload).await
     }
 }
 
@@ -190,55 +146,20 @@ async fn plant(server: SocketAddr, spec: &CursorSpec) {
     }
 }
 
-/// A store whose lanes are named without their tenants.
-struct Shared(Arc<dyn KvStore>);
+/// Names lanes without their tenants.
+struct SharedLanes;
 
-impl Shared {
-    fn lane(lane: &LaneKey) -> LaneKey {
+#[async_trait]
+impl StoreHook for SharedLanes {
+    async fn commit(&self, store: &dyn KvStore, batch: RowBatch) -> Result<CommitOutcome, StoreError> {
+        store.commit(RowBatch { lane: self.lane(&batch.lane), ..batch }).await
+    }
+
+    fn lane(&self, lane: &LaneKey) -> LaneKey {
         let text = BOTH.iter().fold(lane.as_str().to_owned(), |text, (tenant, _)| {
             text.replacen(&format!(":{tenant}:"), ":everybody:", 1)
         });
         LaneKey::new(&text)
-    }
-}
-
-#[async_trait]
-impl KvStore for Shared {
-    async fn commit(&self, batch: RowBatch) -> Result<CommitOutcome, StoreError> {
-        self.0.commit(RowBatch { lane: Self::lane(&batch.lane), ..batch }).await
-    }
-
-    async fn read(&self, lane: &LaneKey, keys: &[RowKey]) -> Result<Vec<Option<VersionedValue>>, StoreError> {
-        self.0.read(&Self::lane(lane), keys).await
-    }
-
-    async fn scan(
-        &self,
-        lane: &LaneKey,
-        range: Range<RowKey>,
-        limit: usize,
-    ) -> Result<StorePage, StoreError> {
-        self.0.scan(&Self::lane(lane), range, limit).await
-    }
-
-    async fn acquire_lane(&self, lane: &LaneKey) -> Result<u64, StoreError> {
-        self.0.acquire_lane(&Self::lane(lane)).await
-    }
-
-    async fn now(&self) -> Result<u64, StoreError> {
-        self.0.now().await
-    }
-
-    async fn heartbeat(&self, beat: &StoreHeartbeat) -> Result<StoreHeartbeatReply, StoreError> {
-        self.0.heartbeat(beat).await
-    }
-
-    async fn measure(&self) -> Result<StoreUsage, StoreError> {
-        self.0.measure().await
-    }
-
-    fn capabilities(&self) -> StoreCapabilities {
-        self.0.capabilities()
     }
 }
 
@@ -362,7 +283,7 @@ async fn served(upstream: &Upstream, with: ServiceOptions<'_>) -> Served {
 }
 
 fn leaky(breach: Breach) -> Option<Between<dyn MessageBroker>> {
-    Some(Box::new(move |_, broker| Arc::new(Leaky { broker, breach })))
+    Some(Box::new(move |_, broker| HookedBroker::over(broker, LeakyCursors(breach))))
 }
 
 const STORES: [Rows; 2] = [Rows::Directory, Rows::Redis];
@@ -409,7 +330,8 @@ async fn without_the_check_of_subjects_either_data_of_a_tenant_are_found_with_an
 async fn without_tenants_in_keys_data_of_a_tenant_are_found_with_another() {
     for rows in STORES {
         let upstream = Upstream::start();
-        let store: Option<Between<dyn KvStore>> = Some(Box::new(|_, store| Arc::new(Shared(store))));
+        let store: Option<Between<dyn KvStore>> =
+            Some(Box::new(|_, store| HookedStore::over(store, SharedLanes)));
         let served = served(&upstream, ServiceOptions { rows, store, ..ServiceOptions::default() }).await;
         let found = judge(&served).await;
         // Whichever was looked at first after they came.
@@ -437,7 +359,7 @@ async fn a_consumer_whose_filters_are_ignored_stops_its_lane_and_no_other() {
     let lane = WorkflowLane::Saga { tenant, saga, shard: 0 };
     let consumer = source.consumer(&lane);
     let broker: Between<dyn MessageBroker> = Box::new(|nats, broker| {
-        Arc::new(Leaky { broker, breach: Breach::SeveralFilters(consumer, nats.address()) })
+        HookedBroker::over(broker, LeakyCursors(Breach::SeveralFilters(consumer, nats.address())))
     });
     let served =
         served(&upstream, ServiceOptions { broker: Some(broker), ..ServiceOptions::default() }).await;

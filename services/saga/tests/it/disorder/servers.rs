@@ -14,8 +14,9 @@ use testkit::{PATIENCE, ProxyFault, wait_until};
 use tokio::sync::watch;
 
 use super::{COUNTERS, LAST, STREAM, assert_counted, consumer, counting, hole, next};
-use crate::gated_store::GatedStore;
-use crate::intercept::Intercepting;
+use crate::commit_gate::CommitGate;
+use crate::hooked_broker::intercept;
+use crate::hooked_store::HookedStore;
 use crate::world::{Keeps, World};
 
 /// Time until a message that is not acknowledged is delivered again.
@@ -129,7 +130,7 @@ struct Stage {
     world: World,
     consumer: String,
     levers: Arc<Levers>,
-    commits: GatedStore,
+    commits: CommitGate,
 }
 
 impl Stage {
@@ -140,7 +141,7 @@ impl Stage {
         }
         let levers = Arc::new(Levers::default());
         let (broker, of_broker) = (Arc::clone(&world.broker), Arc::clone(&levers));
-        world.broker = Intercepting::over(Arc::clone(&broker), move |spec, deliveries| {
+        world.broker = intercept(Arc::clone(&broker), move |spec, deliveries| {
             if spec.stream != STREAM {
                 return deliveries;
             }
@@ -151,8 +152,8 @@ impl Stage {
             }
             Box::new(Unruled { deliveries, broker: Arc::clone(&broker), spec: spec.clone(), count: 0 })
         });
-        let commits = GatedStore::new(Arc::clone(&world.store));
-        world.store = Arc::new(commits.clone());
+        let commits = CommitGate::default();
+        world.store = HookedStore::over(Arc::clone(&world.store), commits.clone());
         let world = counting(world).await;
         let consumer = consumer(&world);
         Self { world, consumer, levers, commits }

@@ -20,7 +20,8 @@ use testkit::{FaultProxy, NatsServer, ProxyTarget, RedisServer};
 
 use super::{Ground, World};
 use crate::call_recorder::Witness;
-use crate::clock::{ByHand, SetForward};
+use crate::clock::{ClockByHand, SetForward};
+use crate::hooked_store::HookedStore;
 use crate::streams::{aggregates, connect, connect_to};
 
 /// Where a world on a real server keeps its rows.
@@ -141,8 +142,8 @@ impl World {
                 let kv = kv::Kv::new(redis.url().parse().expect("a URL"));
                 let unscanned = ["saga", "dedupe", "effect", "request", "checkpoint", "definition"];
                 let store = SharedStore::open(kv, kv::Durability::Fast, &unscanned).await.expect("a store");
-                let store = ByHand { store: Arc::new(store), clock: clock.clone() };
-                (Arc::new(store), Ground { _redis: Some(redis), ..ground })
+                let store = HookedStore::over(Arc::new(store), ClockByHand(clock.clone()));
+                (store, Ground { _redis: Some(redis), ..ground })
             }
         };
         Self::new(store, brokers, None, clock, ground).await

@@ -1,4 +1,4 @@
-//! A broker that stands between a lane and its own, where tests handle deliveries on their way.
+//! Broker in front of another one, in which a test changes how cursors are opened, or their deliveries on their way.
 
 use std::sync::Arc;
 
@@ -10,28 +10,59 @@ use broker::{
 use bytes::Bytes;
 use tokio::sync::watch;
 
-type Handle = dyn Fn(&CursorSpec, Box<dyn Deliveries>) -> Box<dyn Deliveries> + Send + Sync;
-
-/// A broker that gives deliveries of another one, as `handle` makes them.
-pub(crate) struct Intercepting {
-    broker: Arc<dyn MessageBroker>,
-    handle: Box<Handle>,
+/// Opening of cursors, as a test changes it.
+#[async_trait]
+pub(crate) trait BrokerHook: Send + Sync + 'static {
+    async fn open(
+        &self,
+        broker: &dyn MessageBroker,
+        spec: &CursorSpec,
+    ) -> Result<Box<dyn Deliveries>, BrokerError>;
 }
 
-impl Intercepting {
-    pub(crate) fn over(
-        broker: Arc<dyn MessageBroker>,
-        handle: impl Fn(&CursorSpec, Box<dyn Deliveries>) -> Box<dyn Deliveries> + Send + Sync + 'static,
-    ) -> Arc<dyn MessageBroker> {
-        Arc::new(Self { broker, handle: Box::new(handle) })
+/// Hook that hands on deliveries as a function makes them.
+struct DeliveriesHook<F>(F);
+
+#[async_trait]
+impl<F> BrokerHook for DeliveriesHook<F>
+where
+    F: Fn(&CursorSpec, Box<dyn Deliveries>) -> Box<dyn Deliveries> + Send + Sync + 'static,
+{
+    async fn open(
+        &self,
+        broker: &dyn MessageBroker,
+        spec: &CursorSpec,
+    ) -> Result<Box<dyn Deliveries>, BrokerError> {
+        let deliveries = broker.open(spec).await?;
+        Ok((self.0)(spec, deliveries))
     }
 }
 
+/// Broker whose cursors are opened by a hook.
+pub(crate) struct HookedBroker<H> {
+    broker: Arc<dyn MessageBroker>,
+    hook: H,
+}
+
+impl<H: BrokerHook> HookedBroker<H> {
+    /// Puts a hook in front of a broker.
+    pub(crate) fn over(broker: Arc<dyn MessageBroker>, hook: H) -> Arc<dyn MessageBroker> {
+        Arc::new(Self { broker, hook })
+    }
+}
+
+/// Puts a function in front of a broker, through which deliveries of all its cursors go.
+pub(crate) fn intercept(
+    broker: Arc<dyn MessageBroker>,
+    handle: impl Fn(&CursorSpec, Box<dyn Deliveries>) -> Box<dyn Deliveries> + Send + Sync + 'static,
+) -> Arc<dyn MessageBroker> {
+    HookedBroker::over(broker, DeliveriesHook(handle))
+}
+
 #[async_trait]
-impl MessageBroker for Intercepting {
+impl<H: BrokerHook> MessageBroker for HookedBroker<H> {
     async fn open(&self, spec: &CursorSpec) -> Result<Box<dyn Deliveries>, BrokerError> {
-        let deliveries = self.broker.open(spec).await?;
-        Ok((self.handle)(spec, deliveries))
+        self.hook.open(&*self.broker, spec).await
     }
 
     fn server(&self) -> Result<BrokerDescription, BrokerError> {
