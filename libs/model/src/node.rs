@@ -146,7 +146,7 @@ pub struct NodeTarget {
     /// The only runner record that may be used.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub runner: Option<RunnerId>,
-    /// Instances of this group only.
+    /// Group whose instances alone may be used.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub group: Option<Name>,
     /// The only instance of the group that may be used.

@@ -102,7 +102,7 @@ fn sysroot(found: &Path, dir: &Path) -> Option<PathBuf> {
 
 /// Outcome of compiling a script.
 enum RustCompileOutcome {
-    /// A program, and whether it is the job's own.
+    /// The program to run.
     Program(PathBuf),
     /// Nothing: the job is over.
     Ended(ScriptEnd),

@@ -61,7 +61,7 @@ pub(crate) struct LogTail {
 pub(crate) struct NodePage {
     /// Each as JSON.
     pub(crate) nodes: Vec<Bytes>,
-    /// For the next page; empty: there is none.
+    /// Position of the next page; empty after the last one.
     pub(crate) next: String,
     /// The context's change counter when it was read.
     pub(crate) revision: Revision,
@@ -78,7 +78,7 @@ pub(crate) struct NodePage {
 pub(crate) struct FlowPage {
     /// The newest first.
     pub(crate) flows: Vec<StoredFlow>,
-    /// For the next page; empty: there is none.
+    /// Position of the next page; empty after the last one.
     pub(crate) next: String,
     /// For watchers: a position such that these nodes and the events after it together miss nothing.
     pub(crate) position: Option<EventPosition>,
