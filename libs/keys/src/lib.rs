@@ -9,6 +9,8 @@ pub mod legacy;
 pub mod nonce;
 pub mod supervisor;
 
+#[cfg(test)]
+mod samples;
 mod suffix;
 
 pub use context::{ContextKey, ContextKeys, GlobalKey, GlobalKeys, RedisType};

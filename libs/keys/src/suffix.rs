@@ -23,8 +23,10 @@ pub(crate) fn write_key(
 ) -> fmt::Result {
     f.write_str(begin)?;
     for (n, part) in parts.iter().enumerate() {
-        let colon = if n == 0 { "" } else { ":" };
-        write!(f, "{colon}{part}")?;
+        if n > 0 {
+            f.write_str(":")?;
+        }
+        write!(f, "{part}")?;
     }
     f.write_str(end)
 }
@@ -33,6 +35,35 @@ pub(crate) fn write_key(
 pub(crate) trait KeySuffixPart: Sized {
     fn read(text: &str) -> Option<Self>;
 }
+
+/// Makes what the variants of each table of keys have: their names, and for tests a key of each.
+macro_rules! key_variants {
+    ($key:ident: $($variant:ident $(($($part:ident: $type:ty),+))?;)+) => {
+        impl $key {
+            /// The names of all variants.
+            pub const VARIANTS: &[&str] = &[$(stringify!($variant)),+];
+
+            /// The name of this variant.
+            #[must_use]
+            #[expect(unused_variables, reason = "the parts have names so that they can be counted")]
+            pub const fn variant(&self) -> &'static str {
+                match self {
+                    $(Self::$variant $(($($part),+))? => stringify!($variant),)+
+                }
+            }
+
+            /// A key of each variant.
+            #[cfg(test)]
+            pub(crate) fn of_each<S>(samples: &S) -> Vec<Self>
+            where
+                $($($($type: $crate::samples::KeySample<S>,)+)?)+
+            {
+                vec![$(Self::$variant $(($(<$type as $crate::samples::KeySample<S>>::of(samples)),+))?),+]
+            }
+        }
+    };
+}
+pub(crate) use key_variants;
 
 /// Says how parts of keys are read from their texts.
 macro_rules! key_parts {

@@ -7,7 +7,7 @@ use model::{
 };
 
 use super::{ContextKeys, GlobalKeys};
-use crate::suffix::{KeySuffix, exact, key_parts, write_key};
+use crate::suffix::{KeySuffix, exact, key_parts, key_variants, write_key};
 
 /// Type of a key in Redis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -73,19 +73,9 @@ macro_rules! coordinator_keys {
             $($(#[$doc])* $variant $(($($type),+))?,)+
         }
 
+        key_variants! { $key: $($variant $(($($part: $type),+))?;)+ }
+
         impl $key {
-            /// The names of all variants.
-            pub const VARIANTS: &[&str] = &[$(stringify!($variant)),+];
-
-            /// The name of this variant.
-            #[must_use]
-            #[expect(unused_variables, reason = "the parts have names so that they can be counted")]
-            pub const fn variant(&self) -> &'static str {
-                match self {
-                    $(Self::$variant $(($($part),+))? => stringify!($variant),)+
-                }
-            }
-
             /// Type that the key has in Redis.
             #[must_use]
             #[expect(unused_variables, reason = "the parts have names so that they can be counted")]
@@ -105,12 +95,6 @@ macro_rules! coordinator_keys {
                     }
                 )+
                 None
-            }
-
-            /// A key of each variant.
-            #[cfg(test)]
-            pub(super) fn of_each(samples: &super::tests::CoordinatorSamples) -> Vec<Self> {
-                vec![$(Self::$variant $(($(<$type as super::tests::CoordinatorSample>::of(samples)),+))?),+]
             }
         }
 

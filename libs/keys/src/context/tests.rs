@@ -1,34 +1,21 @@
 //! Keys are read back as they are built.
 
 use super::*;
+use crate::samples::key_samples;
 use model::{Attempt, BlobHash, FlowId, FlowStatus, JobId, RunnerId};
 use proptest::prelude::*;
 
 /// Values of which a test makes parts of keys.
 #[derive(Debug)]
-pub(super) struct CoordinatorSamples {
+struct CoordinatorSamples {
     numbers: [u32; 3],
     hash: BlobHash,
     status: FlowStatus,
     text: String,
 }
 
-/// A part of a key, made of samples.
-pub(super) trait CoordinatorSample {
-    fn of(samples: &CoordinatorSamples) -> Self;
-}
-
-macro_rules! samples {
-    ($($type:ty = |$samples:ident| $made:expr),+ $(,)?) => {
-        $(impl CoordinatorSample for $type {
-            fn of($samples: &CoordinatorSamples) -> Self {
-                $made
-            }
-        })+
-    };
-}
-
-samples! {
+key_samples! {
+    CoordinatorSamples:
     ActorId = |s| Self(s.numbers[0]),
     Attempt = |s| Self(s.numbers[2]),
     BlobHash = |s| s.hash,

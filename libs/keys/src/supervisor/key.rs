@@ -8,7 +8,7 @@ use model::{ContextUid, JobKey, ScriptType};
 use super::{ControlScope, InstanceRef, WorkQueue};
 use crate::legacy::LegacyQueue;
 use crate::nonce::ActorNonce;
-use crate::suffix::{KeySuffix, exact, key_parts, write_key};
+use crate::suffix::{KeySuffix, exact, key_parts, key_variants, write_key};
 
 /// Makes of each row a constant with the name, or what it begins with, a local of the same name for Lua, a variant of
 /// [`SupervisorKey`], and the ways to write and to read it. What a name ends with are the parts of the variant, between colons. A
@@ -32,19 +32,9 @@ macro_rules! supervisor_keys {
             $($(#[$doc])* $variant $(($($type),+))?,)+
         }
 
+        key_variants! { SupervisorKey: $($variant $(($($part: $type),+))?;)+ }
+
         impl SupervisorKey {
-            /// The names of all variants.
-            pub const VARIANTS: &[&str] = &[$(stringify!($variant)),+];
-
-            /// The name of this variant.
-            #[must_use]
-            #[expect(unused_variables, reason = "the parts have names so that they can be counted")]
-            pub const fn variant(&self) -> &'static str {
-                match self {
-                    $(Self::$variant $(($($part),+))? => stringify!($variant),)+
-                }
-            }
-
             /// Undoes `Display`; nothing for a text that is no key.
             #[must_use]
             pub fn parse(text: &str) -> Option<Self> {
@@ -55,12 +45,6 @@ macro_rules! supervisor_keys {
                     }
                 )+
                 None
-            }
-
-            /// A key of each variant.
-            #[cfg(test)]
-            pub(super) fn of_each(samples: &super::tests::Samples) -> Vec<Self> {
-                vec![$(Self::$variant $(($(<$type as super::tests::Sample>::of(samples)),+))?),+]
             }
         }
 

@@ -1,6 +1,7 @@
 use super::*;
 use crate::legacy::{self, LegacyQueue};
 use crate::nonce::ActorNonce;
+use crate::samples::key_samples;
 use model::id::Uid;
 use model::{Attempt, FlowUid, JobId};
 use proptest::prelude::*;
@@ -43,7 +44,7 @@ fn any_old() -> impl Strategy<Value = LegacyQueue> {
 
 /// Values of which a test makes parts of keys.
 #[derive(Debug)]
-pub(super) struct Samples {
+struct Samples {
     bits: (u128, u128),
     job: JobKey,
     queue: WorkQueue,
@@ -52,22 +53,8 @@ pub(super) struct Samples {
     is_of_all: bool,
 }
 
-/// A part of a key, made of samples.
-pub(super) trait Sample {
-    fn of(samples: &Samples) -> Self;
-}
-
-macro_rules! samples {
-    ($($type:ty = |$samples:ident| $made:expr),+ $(,)?) => {
-        $(impl Sample for $type {
-            fn of($samples: &Samples) -> Self {
-                $made
-            }
-        })+
-    };
-}
-
-samples! {
+key_samples! {
+    Samples:
     ActorNonce = |s| Self { signer: format!("{:064x}", s.bits.0), nonce: Uid::from_bits(s.bits.1) },
     AsideQueue = |s| Self { queue: s.queue.clone(), owner: format!("{:064x}/{}", s.bits.0, s.bits.1) },
     ContextUid = |s| s.job.context,
