@@ -45,7 +45,7 @@ pub use server::accept::TlsMode;
 pub use server::health::Health;
 pub use server::mount::{Mount, MountBuilder, MountError};
 pub use server::{DrainOutcome, Server};
-pub use stream::answers::{ANSWERS_MAX, AnswerSender, WatchEnded};
+pub use stream::answers::{ANSWERS_MAX, AnswerSender, AnswerStream, WatchAnswer, WatchEnded};
 pub use stream::bidirectional::bidirectional;
 pub use stream::heartbeat::StreamHeartbeat;
 pub use stream::member::{answer_while_member, while_member};

@@ -5,7 +5,9 @@ mod verify;
 
 use std::sync::Arc;
 
-use ::rpc::{ANSWERS_MAX, AnswerSender, Error, RpcReason, WatchEnded, while_member};
+use ::rpc::{
+    ANSWERS_MAX, AnswerSender, AnswerStream, Error, RpcReason, WatchAnswer, WatchEnded, while_member,
+};
 use model::{CorrelationId, Role, TenantId, Violations};
 use proto::convert::saga::{name, tenant};
 use proto::convert::time;
@@ -16,7 +18,6 @@ use proto::v1::replay_lane_response::Event;
 use proto::v1::saga_replay_from::Position;
 use proto::v1::{ReplayLaneRequest, ReplayLaneResponse, SagaReplayFrom, SagaReplayProgress};
 use tokio::sync::mpsc;
-use tokio_stream::wrappers::ReceiverStream;
 use tonic::codegen::BoxStream;
 use tonic::{Code, Status};
 use workflow::WorkflowLane;
@@ -83,7 +84,7 @@ pub(super) async fn replay(
         }
     }
     let directory = api.directory()?;
-    let stream = while_member(ReceiverStream::new(receiver), directory, context, actor, Role::Admin);
+    let stream = while_member(AnswerStream::new(receiver), directory, context, actor, Role::Admin);
     // A caller that loses its role gets the same answer as a stranger.
     let status_of =
         move |status: Status| if status.code() == Code::NotFound { no_tenant(&tenant) } else { status };
@@ -129,7 +130,7 @@ fn lane_of(api: &SagaApi, tenant: &TenantId, name: &str) -> Result<WorkflowLane,
 /// Runs a replay until its receiver is gone or the server ends.
 fn spawn(
     api: &SagaApi,
-    answers: mpsc::Sender<Result<ReplayLaneResponse, Status>>,
+    answers: mpsc::Sender<Result<WatchAnswer<ReplayLaneResponse>, Status>>,
     replay: impl Future<Output = ()> + Send + 'static,
 ) {
     let stop = api.shutdown.clone();

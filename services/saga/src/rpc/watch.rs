@@ -6,14 +6,13 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use ::rpc::{ANSWERS_MAX, AnswerSender, Error, RpcReason, WatchEnded, while_member};
+use ::rpc::{ANSWERS_MAX, AnswerSender, AnswerStream, Error, RpcReason, WatchEnded, while_member};
 use futures_util::StreamExt as _;
 use model::{ContextId, CorrelationId, Role, SagaName, SagaStatus, TenantId, Violations};
 use proto::convert::saga::{name, tenant};
 use proto::v1::watch_sagas_response::Event;
 use proto::v1::{Heartbeat, Saga, SagaSnapshot, SnapshotEnd, WatchSagasRequest, WatchSagasResponse};
 use tokio::sync::mpsc;
-use tokio_stream::wrappers::ReceiverStream;
 use tonic::codegen::BoxStream;
 use tonic::{Code, Status};
 use workflow::instance::CorrelationRecord;
@@ -86,7 +85,7 @@ pub(super) async fn watch(
         }
     });
     let directory = api.directory()?;
-    let stream = while_member(ReceiverStream::new(stream), directory, context, actor, Role::Reader);
+    let stream = while_member(AnswerStream::new(stream), directory, context, actor, Role::Reader);
     // A caller that loses its role gets the same answer as a stranger.
     let status_of =
         move |status: Status| if status.code() == Code::NotFound { no_tenant(&tenant) } else { status };

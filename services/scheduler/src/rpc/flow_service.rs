@@ -19,6 +19,7 @@ use proto::v1::{
 use proto::{convert, required};
 use rpc::{Caller, Directory, answer_while_member, while_member};
 use tokio::sync::mpsc;
+use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::codegen::BoxStream;
@@ -32,7 +33,7 @@ use crate::error::bad_store;
 use crate::log_reads::LogReadClient;
 use crate::metrics::Metrics;
 use crate::rpc::completion::run_to_completion;
-use crate::views::answers::{self, AnswerSender};
+use crate::views::answers::{self, AnswerSender, AnswerStream};
 use crate::views::context_flows::{ContextFlowsReader, ContextFlowsStart, ContextFlowsWatch};
 use crate::views::explain::Explainer;
 use crate::views::graph_rendering;
@@ -78,11 +79,11 @@ impl FlowRpc {
     /// Makes a stream that ends when its reader loses the role.
     fn for_reader<T: Send + 'static>(
         &self,
-        stream: mpsc::Receiver<Result<T, Status>>,
+        stream: impl Stream<Item = Result<T, Status>> + Send + 'static,
         context_id: u32,
         actor: ActorId,
     ) -> Response<BoxStream<T>> {
-        let (stream, directory) = (ReceiverStream::new(stream), Arc::clone(&self.directory));
+        let directory = Arc::clone(&self.directory);
         Response::new(while_member(stream, directory, ContextId(context_id), actor, Role::Reader))
     }
 
@@ -274,7 +275,7 @@ impl FlowService for FlowRpc {
         let sender = AnswerSender::new(answers.clone(), self.metrics.slow_watchers.clone());
         let watch = FlowWatch::new(self.reader(actor, context_id, flow_id), sender);
         self.spawn(answers, watch.run(resume_position));
-        Ok(self.for_reader(stream, context_id, actor))
+        Ok(self.for_reader(AnswerStream::new(stream), context_id, actor))
     }
 
     async fn watch_flows(
@@ -296,7 +297,7 @@ impl FlowService for FlowRpc {
             ContextFlowsReader::new(self.store(), actor, ContextId(context_id), caller_id, name_prefix);
         let begin = ContextFlowsStart::of(snapshot, resume_position);
         self.spawn(answers, ContextFlowsWatch::new(reader, sender).run(begin));
-        Ok(self.for_reader(stream, context_id, actor))
+        Ok(self.for_reader(AnswerStream::new(stream), context_id, actor))
     }
 
     async fn signal_flow(
@@ -419,6 +420,6 @@ impl FlowService for FlowRpc {
         let log_reads = self.log_reads.clone();
         let logs = FlowLogStream::new(self.reader(actor, context_id, flow_id), log_reads, answers.clone());
         self.spawn(answers, logs.run(wanted));
-        Ok(self.for_reader(stream, context_id, actor))
+        Ok(self.for_reader(ReceiverStream::new(stream), context_id, actor))
     }
 }

@@ -66,10 +66,11 @@ impl FlowWatch {
             reached.clone_from(&position);
             let Some(event) = event else {
                 // The stream has sent everything that existed when it began.
+                let is_over = over.take().is_some();
                 if std::mem::take(&mut in_snapshot) {
-                    self.send(Answer::SnapshotEnd(SnapshotEnd {}), position).await?;
+                    self.send_as(Answer::SnapshotEnd(SnapshotEnd {}), position, is_over).await?;
                 }
-                if over.take().is_some() {
+                if is_over {
                     return Ok(());
                 }
                 continue;
@@ -79,7 +80,7 @@ impl FlowWatch {
             let place = if in_snapshot { String::new() } else { position.clone() };
             if self.change(event, revision, place).await? {
                 if in_snapshot {
-                    self.send(Answer::SnapshotEnd(SnapshotEnd {}), position).await?;
+                    self.send_as(Answer::SnapshotEnd(SnapshotEnd {}), position, true).await?;
                 }
                 return Ok(());
             }
@@ -110,7 +111,8 @@ impl FlowWatch {
         Ok(self.reader.events(events.begin).await?)
     }
 
-    /// Sends what an event means to the watcher. `true` after the flow's end.
+    /// Sends what an event means to the watcher. `true` after the flow's end, with which the stream ends unless the snapshot's end
+    /// follows: `place` is empty within the snapshot.
     async fn change(
         &mut self,
         event: ContextEvent,
@@ -130,8 +132,9 @@ impl FlowWatch {
                     // The flow has its result now, and nothing else about it changes until it is run again.
                     self.flow = self.reader.flow().await?;
                 }
-                self.send(Answer::Flow(convert::flow::apply_event(&self.flow, &change, revision)), place)
-                    .await?;
+                let is_last = ends && !place.is_empty();
+                let flow = convert::flow::apply_event(&self.flow, &change, revision);
+                self.send_as(Answer::Flow(flow), place, is_last).await?;
                 return Ok(ends);
             }
             _ => {}
@@ -145,8 +148,16 @@ impl FlowWatch {
     }
 
     async fn send(&mut self, event: Answer, resume_position: String) -> Result<(), Ended> {
+        self.send_as(event, resume_position, false).await
+    }
+
+    async fn send_as(&mut self, event: Answer, resume_position: String, is_last: bool) -> Result<(), Ended> {
         let answer = |resume_position| WatchFlowResponse { event: Some(event), resume_position };
-        self.answers.send(resume_position, answer).await
+        if is_last {
+            self.answers.send_last(resume_position, answer).await
+        } else {
+            self.answers.send(resume_position, answer).await
+        }
     }
 }
 
