@@ -231,7 +231,7 @@ impl Store {
         now: Timestamp,
     ) -> Result<(FlowInContext, Vec<String>)> {
         for _ in 0..PERMISSION_TRIES {
-            let (tenant, _, context) =
+            let (tenant, stored, context) =
                 self.changeable_flow(context, flow, asker, ContextAction::StartFlow).await?;
             let audit_record = AuditRecord::by(asker, ContextAction::StartFlow, format_args!("flow {flow}"))
                 .map(|audit_record| audit_record.with_request_id(request));
@@ -265,6 +265,7 @@ impl Store {
                     last_commit: &fresh_commit(),
                     request_hash: hash_of(request),
                     request_secs: limits::REQUEST_ID_KEEP_SECS,
+                    jobs: &json_text(&stored.jobs()),
                 ]);
             let read = |value: Value| {
                 let [revision, signals] = value.tuple()?;

@@ -7,7 +7,7 @@
 //! `traceparent` where the call that created the flow, or last ran it again, is in a trace, and `deleting` while the flow is being
 //! removed.
 
-use model::{Flow, FlowStatus, JobId, TraceParent};
+use model::{Flow, FlowStatus, JobId, TraceParent, limits};
 
 use super::{FieldWriter, MalformedRecord, RecordFields};
 use crate::flows::lifecycle::NewFlow;
@@ -58,6 +58,14 @@ pub(crate) struct StoredFlow {
     pub(crate) first_job: JobId,
     /// The last step that was applied, or the change of owner.
     pub(crate) last_commit: String,
+}
+
+impl StoredFlow {
+    /// The ids of all its jobs.
+    pub(crate) fn jobs(&self) -> Vec<JobId> {
+        let first = self.first_job.0;
+        (first..first.saturating_add(self.node_count)).take(limits::FLOW_NODES_MAX).map(JobId).collect()
+    }
 }
 
 /// Fields written when a flow is created, but for the revisions and the first job's id.
