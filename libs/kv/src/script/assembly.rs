@@ -1,13 +1,13 @@
-//! Assembles a script from its parts: names of keys and arguments become numbers, and only functions that are used are
-//! included.
+//! Assembles a script from its parts: names of keys and arguments become numbers, names of constants what they name, and only
+//! functions that are used are included.
 //!
 //! A part names its keys and arguments at its beginning, in lines that begin with `-- KEYS =` and `-- ARGV =`; these names follow
 //! those of the parts before it. It uses `KEYS.flow` and `ARGV.owner`, and `KEYS_NAMED` and `ARGV_NAMED` for how many have a name.
 //!
 //! Redis creates every function of a script again at each call, and its collector walks everything that is kept of each script. So
-//! an unused function costs a script as much as a used one.
+//! an unused function costs a script as much as a used one, and each outer name that a function uses is tied to it again.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The beginning of a function that may be left out.
 const FUNCTION: &str = "local function ";
@@ -71,6 +71,52 @@ impl ScriptParameterNames {
     }
 }
 
+/// Puts constants in the place of their names. A constant is a line of its own that begins with `local`, a name in capitals and `=`,
+/// followed by a plain text or a number.
+///
+/// Panics when two constants of one script have the same name and not the same value.
+fn inline_constants(whole: &str) -> String {
+    let mut constants = BTreeMap::new();
+    for (name, value) in whole.lines().filter_map(constant) {
+        let before = constants.insert(name, value);
+        assert!(before.is_none_or(|before| before == value), "two constants are called `{name}`");
+    }
+    let others = whole.split_inclusive('\n').filter(|line| constant(line.trim_end()).is_none());
+    others.map(|line| inline(line, &constants)).collect()
+}
+
+/// The name and the value of the constant that a line defines.
+fn constant(line: &str) -> Option<(&str, &str)> {
+    let (name, value) = line.strip_prefix("local ")?.split_once(" = ")?;
+    let is_name = name.bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'_');
+    let text = value.strip_prefix('\'').and_then(|value| value.strip_suffix('\''));
+    let is_text = text.is_some_and(|text| !text.contains(['\'', '\\']));
+    let is_number = !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit());
+    (is_name && (is_text || is_number)).then_some((name, value))
+}
+
+/// A line with constants in the place of their names, but for names within texts.
+fn inline(line: &str, constants: &BTreeMap<&str, &str>) -> String {
+    let (mut inlined, mut rest) = (String::with_capacity(line.len()), line);
+    while let Some(first) = rest.chars().next() {
+        let length = if first == '\'' || first == '"' {
+            let mut is_escaped = false;
+            let end = rest[1..].find(|c: char| {
+                let ends = c == first && !is_escaped;
+                is_escaped = c == '\\' && !is_escaped;
+                ends
+            });
+            end.map_or(rest.len(), |end| end + 2)
+        } else {
+            identifiers(rest).next().filter(|name| rest.starts_with(name)).map_or(first.len_utf8(), str::len)
+        };
+        let (token, behind) = rest.split_at(length);
+        inlined.push_str(constants.get(token).copied().unwrap_or(token));
+        rest = behind;
+    }
+    inlined
+}
+
 /// A stretch of a script's text.
 struct ScriptSegment<'a> {
     /// The function that it defines; nothing for code that always runs.
@@ -78,7 +124,7 @@ struct ScriptSegment<'a> {
     text: String,
 }
 
-/// Joins the parts of a script, without comments, and without those functions that nothing in it names.
+/// Joins the parts of a script, without comments, with the values of constants, and without those functions that nothing in it names.
 ///
 /// A function is what begins with `local function` where a line begins, and goes to the next line that is `end`.
 pub(super) fn join(parts: &[&'static str]) -> AssembledScript {
@@ -97,7 +143,7 @@ pub(super) fn join(parts: &[&'static str]) -> AssembledScript {
         }
         before = part;
     }
-    joined.text = used(&pieces(&whole));
+    joined.text = used(&pieces(&inline_constants(&whole)));
     joined
 }
 
@@ -197,6 +243,21 @@ end
             "{}",
             joined.text
         );
+    }
+
+    #[test]
+    fn constants_stand_where_their_names_stood_but_not_within_texts() {
+        let names =
+            "local JOB = 'hero:job:'\nlocal JOBS = 'hero:jobs:'\nlocal MOST = 12\nlocal SOME = {'a'}\n";
+        let script = "local job = JOB .. 'JOB it\\'s JOB' .. \"JOB\" .. #JOBS + MOST\nreturn {job, SOME}\n";
+        let inlined = "local SOME = {'a'}\nlocal job = 'hero:job:' .. 'JOB it\\'s JOB' .. \"JOB\" .. #'hero:jobs:' + 12\n";
+        assert_eq!(join(&[names, script]).text, format!("{inlined}return {{job, SOME}}\n"));
+    }
+
+    #[test]
+    #[should_panic(expected = "two constants are called `MOST`")]
+    fn a_constant_has_one_value() {
+        join(&["local MOST = 1\n", "local MOST = 2\nreturn MOST\n"]);
     }
 
     #[test]
