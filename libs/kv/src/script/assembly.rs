@@ -74,15 +74,24 @@ impl ScriptParameterNames {
 /// Puts constants in the place of their names. A constant is a line of its own that begins with `local`, a name in capitals and `=`,
 /// followed by a plain text or a number.
 ///
-/// Panics when two constants of one script have the same name and not the same value.
+/// Panics when two constants of one script have the same name and not the same value, or something else there has the name of one.
 fn inline_constants(whole: &str) -> String {
     let mut constants = BTreeMap::new();
     for (name, value) in whole.lines().filter_map(constant) {
         let before = constants.insert(name, value);
         assert!(before.is_none_or(|before| before == value), "two constants are called `{name}`");
     }
-    let others = whole.split_inclusive('\n').filter(|line| constant(line.trim_end()).is_none());
-    others.map(|line| inline(line, &constants)).collect()
+    let (mut inlined, others) = (String::new(), whole.lines().filter(|line| constant(line).is_none()));
+    for line in others {
+        // Names of variables, or of a function with its parameters.
+        let defined = line.trim_start().strip_prefix("local ").and_then(|line| line.split('=').next());
+        for name in defined.map(identifiers).into_iter().flatten() {
+            assert!(!constants.contains_key(name), "`{name}` is a constant and something else");
+        }
+        inlined.push_str(&inline(line, &constants));
+        inlined.push('\n');
+    }
+    inlined
 }
 
 /// The name and the value of the constant that a line defines.
@@ -252,6 +261,12 @@ end
         let script = "local job = JOB .. 'JOB it\\'s JOB' .. \"JOB\" .. #JOBS + MOST\nreturn {job, SOME}\n";
         let inlined = "local SOME = {'a'}\nlocal job = 'hero:job:' .. 'JOB it\\'s JOB' .. \"JOB\" .. #'hero:jobs:' + 12\n";
         assert_eq!(join(&[names, script]).text, format!("{inlined}return {{job, SOME}}\n"));
+    }
+
+    #[test]
+    #[should_panic(expected = "`MOST` is a constant and something else")]
+    fn a_parameter_is_not_called_as_a_constant() {
+        join(&["local MOST = 1\n", "local function first(a, MOST)\nend\nreturn first(1, 2)\n"]);
     }
 
     #[test]
