@@ -5,8 +5,8 @@ use serde_json::Value;
 
 use crate::scene::Scene;
 
-/// More than one message carries: the second one is the smaller one, and is read sooner.
-const WIDTH: usize = 600;
+/// More than one message carries: the last one is the smallest, and is read sooner.
+const WIDTH: usize = 500;
 
 #[test]
 fn a_fan_out_begins_in_the_order_of_its_jobs() {

@@ -23,10 +23,11 @@ use crate::changes::submit::{PART_BYTES_MAX, Submitter, log_start};
 use crate::commit;
 use crate::driver::{AssignedFlowIds, ProvisionalFlow, SchedulerEvent};
 use crate::error::bad_store;
-use crate::loaded_flow::STEP_NODES_MAX;
 
 /// Nodes and bytes of a flow whose first step is stored by the change that creates it.
 const FIRST_STEP_NODES_MAX: usize = 64;
+/// Nodes with which a flow is created in one change: as many as storage takes. It is stored as a whole or not at all.
+const CREATED_NODES_MAX: usize = 500;
 const FIRST_STEP_BYTES_MAX: usize = 256 * 1024;
 
 /// Checked submission, without the nodes.
@@ -235,7 +236,7 @@ pub(crate) fn stored_nodes(spec: FlowSpec) -> Vec<StoredNode> {
 
 /// All nodes of a flow, for the change that creates it; none when they are more than it takes.
 fn all_of(nodes: &[StoredNode]) -> Vec<internal::StoredNode> {
-    if nodes.len() > STEP_NODES_MAX {
+    if nodes.len() > CREATED_NODES_MAX {
         return Vec::new();
     }
     let (mut all, mut bytes) = (Vec::with_capacity(nodes.len()), 0);
