@@ -171,10 +171,11 @@ impl Store {
     ) -> Result<Vec<((ActorId, JobId), u64)>> {
         if let Some(flow) = flow {
             let stored = self.stored_flow(tenant, flow).await?;
-            let (first, end) = (stored.first_job.0, stored.first_job.0.saturating_add(stored.node_count));
-            let from =
-                after.map_or(first, |after| u32::try_from(after).unwrap_or(u32::MAX).saturating_add(1));
-            let jobs = (from..end).take(JOBS_READ);
+            let first = u64::from(stored.first_job.0);
+            let from = after.map_or(first, |after| after.saturating_add(1));
+            // Wider than an id: the last job of a flow may have the greatest one.
+            let jobs = (from..first + u64::from(stored.node_count)).take(JOBS_READ);
+            let jobs = jobs.filter_map(|job| u32::try_from(job).ok());
             return Ok(jobs.map(|job| ((stored.flow.caller_id, JobId(job)), u64::from(job))).collect());
         }
         let newest = after.map_or_else(|| "+inf".to_owned(), |after| format!("({after}"));

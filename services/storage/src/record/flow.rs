@@ -64,7 +64,7 @@ impl StoredFlow {
     /// The ids of all its jobs.
     pub(crate) fn jobs(&self) -> Vec<JobId> {
         let first = self.first_job.0;
-        (first..first.saturating_add(self.node_count)).take(limits::FLOW_NODES_MAX).map(JobId).collect()
+        (0..self.node_count).take(limits::FLOW_NODES_MAX).map(|n| JobId(first.saturating_add(n))).collect()
     }
 }
 

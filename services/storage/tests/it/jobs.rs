@@ -2,7 +2,7 @@
 
 use kv::Cmd;
 use model::limits::{SCRIPT_BYTES_MAX, SCRIPT_INLINE_BYTES_MAX};
-use model::{ActorId, ContextEvent, JobId};
+use model::{ActorId, ContextEvent, FlowId, JobId};
 use proto::internal::v1 as wire;
 use proto::v1;
 use tonic::Code;
@@ -150,6 +150,18 @@ async fn jobs_are_listed_newest_first_and_those_of_a_flow_by_number(stage: Stage
     assert_eq!(failure(stage.jobs(READER).list_jobs(gone).await).0, Code::NotFound);
 }
 
+async fn the_last_job_of_a_flow_may_have_the_greatest_id(stage: Stage<impl Redis>) {
+    let counter = format!("job:{EXECUTOR}");
+    stage.command(Cmd::new("HSET").arg(&stage.key_of("ids")).arg(&counter).arg(u32::MAX - 2)).await;
+    let flow = stage.started(2).await;
+    let ids = [u32::MAX - 1, u32::MAX];
+    assert_eq!(flow.first_job, ids[0]);
+    let kept = stage.hash(&stage.keys().flow(FlowId(flow.id))).await;
+    assert_eq!(kept["jobs"], format!("[{},{}]", ids[0], ids[1]));
+    let of_flow = v1::ListJobsRequest { context_id: CONTEXT, flow_id: flow.id, ..Default::default() };
+    assert_eq!(listed(&stage, of_flow).await, (ids.map(|id| (EXECUTOR, id)).to_vec(), String::new()));
+}
+
 async fn a_job_of_a_flow_goes_with_it_and_long_scripts_are_named_in_lists(stage: Stage<impl Redis>) {
     let flow = stage.created(1).await;
     let delete = |job_id| v1::DeleteJobRequest { context_id: CONTEXT, job_id, ..Default::default() };
@@ -239,6 +251,7 @@ scenarios!(
     a_job_is_kept_as_it_was_given,
     who_may_do_what_to_jobs,
     jobs_are_listed_newest_first_and_those_of_a_flow_by_number,
+    the_last_job_of_a_flow_may_have_the_greatest_id,
     a_job_of_a_flow_goes_with_it_and_long_scripts_are_named_in_lists,
     a_script_that_is_too_long_for_a_record_is_a_blob,
     flows_take_jobs_up_in_as_many_answers_as_it_takes
