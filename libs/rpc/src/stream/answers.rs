@@ -88,31 +88,12 @@ impl<T> AnswerSender<T> {
         Self { answers, slow_watchers, resume_position: String::new(), heartbeat: StreamHeartbeat::default() }
     }
 
-    /// Sends the answer after which the watcher can resume at `resume_position`. Cancel-safe: it was sent, or it was not.
+    /// Sends the answer after which the watcher can resume at `resume_position`. The stream ends with one that `is_last`. Cancel-safe:
+    /// it was sent, or it was not.
     ///
     /// # Errors
     /// The watcher has gone, or does not read.
     pub async fn send(
-        &mut self,
-        resume_position: String,
-        answer: impl FnOnce(String) -> T,
-    ) -> Result<(), WatchEnded> {
-        self.send_one(resume_position, answer, false).await
-    }
-
-    /// Sends the last answer of the watch; its stream ends with it. Otherwise as [`Self::send`].
-    ///
-    /// # Errors
-    /// The watcher has gone, or does not read.
-    pub async fn send_last(
-        &mut self,
-        resume_position: String,
-        answer: impl FnOnce(String) -> T,
-    ) -> Result<(), WatchEnded> {
-        self.send_one(resume_position, answer, true).await
-    }
-
-    async fn send_one(
         &mut self,
         resume_position: String,
         answer: impl FnOnce(String) -> T,
@@ -163,9 +144,9 @@ mod tests {
         let mut stream = AnswerStream::new(stream);
         let mut sender = AnswerSender::new(answers, slow.clone());
         for n in 0..WATCH_BUFFER {
-            assert!(sender.send(n.to_string(), |at| at).await.is_ok());
+            assert!(sender.send(n.to_string(), |at| at, false).await.is_ok());
         }
-        let ended = sender.send("more".to_owned(), |at| at).await.expect_err("nobody reads");
+        let ended = sender.send("more".to_owned(), |at| at, false).await.expect_err("nobody reads");
         assert_eq!(slow.get(), 1);
         sender.end(ended);
         for n in 0..WATCH_BUFFER {
@@ -183,15 +164,15 @@ mod tests {
         let (answers, stream) = mpsc::channel(ANSWERS_MAX);
         let mut stream = AnswerStream::new(stream);
         let mut sender = AnswerSender::new(answers, slow);
-        assert!(sender.send("a".to_owned(), |at| at).await.is_ok());
-        assert!(sender.send_last("b".to_owned(), |at| at).await.is_ok());
+        assert!(sender.send("a".to_owned(), |at| at, false).await.is_ok());
+        assert!(sender.send("b".to_owned(), |at| at, true).await.is_ok());
         let mut answer =
             async || stream.next().now_or_never().expect("it is known").transpose().expect("no failure");
         assert_eq!(
             [answer().await, answer().await, answer().await],
             [Some("a".into()), Some("b".into()), None]
         );
-        assert!(matches!(sender.send("c".to_owned(), |at| at).await, Err(WatchEnded::Gone)));
+        assert!(matches!(sender.send("c".to_owned(), |at| at, false).await, Err(WatchEnded::Gone)));
     }
 
     #[tokio::test]
@@ -200,7 +181,7 @@ mod tests {
         let (answers, stream) = mpsc::channel(ANSWERS_MAX);
         let mut sender = AnswerSender::new(answers, slow.clone());
         drop(stream);
-        assert!(matches!(sender.send(String::new(), |at| at).await, Err(WatchEnded::Gone)));
+        assert!(matches!(sender.send(String::new(), |at| at, false).await, Err(WatchEnded::Gone)));
         assert_eq!(slow.get(), 0);
     }
 }

@@ -156,7 +156,8 @@ struct LaneReplayAnswers {
 
 impl LaneReplayAnswers {
     async fn send(&mut self, event: Event) -> Result<(), WatchEnded> {
-        self.sender.send(String::new(), |_| ReplayLaneResponse { event: Some(event) }).await
+        let is_last = matches!(event, Event::Done(_));
+        self.sender.send(String::new(), |_| ReplayLaneResponse { event: Some(event) }, is_last).await
     }
 
     /// Waits for a piece of work, and sends the progress whenever a heartbeat is due.

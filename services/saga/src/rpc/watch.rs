@@ -216,7 +216,7 @@ impl SagaWatcher {
     async fn send(&mut self, event: Event, has_position: bool) -> Result<(), WatchEnded> {
         let place = if has_position { self.following.position().to_string() } else { String::new() };
         let answer = |resume_position| WatchSagasResponse { event: Some(event), resume_position };
-        self.answers.send(place, answer).await
+        self.answers.send(place, answer, false).await
     }
 }
 

@@ -259,7 +259,7 @@ impl ContextFlowsWatch {
 
     async fn send(&mut self, event: Answer, resume_position: String) -> Result<(), Ended> {
         let answer = |resume_position| WatchFlowsResponse { event: Some(event), resume_position };
-        self.answers.send(resume_position, answer).await
+        self.answers.send(resume_position, answer, false).await
     }
 }
 

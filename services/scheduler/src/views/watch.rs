@@ -153,11 +153,7 @@ impl FlowWatch {
 
     async fn send_as(&mut self, event: Answer, resume_position: String, is_last: bool) -> Result<(), Ended> {
         let answer = |resume_position| WatchFlowResponse { event: Some(event), resume_position };
-        if is_last {
-            self.answers.send_last(resume_position, answer).await
-        } else {
-            self.answers.send(resume_position, answer).await
-        }
+        self.answers.send(resume_position, answer, is_last).await
     }
 }
 
