@@ -171,12 +171,9 @@ impl Store {
     ) -> Result<Vec<((ActorId, JobId), u64)>> {
         if let Some(flow) = flow {
             let stored = self.stored_flow(tenant, flow).await?;
-            let first = u64::from(stored.first_job.0);
-            let from = after.map_or(first, |after| after.saturating_add(1));
-            // Wider than an id: the last job of a flow may have the greatest one.
-            let jobs = (from..first + u64::from(stored.node_count)).take(JOBS_READ);
-            let jobs = jobs.filter_map(|job| u32::try_from(job).ok());
-            return Ok(jobs.map(|job| ((stored.flow.caller_id, JobId(job)), u64::from(job))).collect());
+            let is_before = |job: &JobId| after.is_some_and(|after| u64::from(job.0) <= after);
+            let jobs = stored.jobs().skip_while(is_before).take(JOBS_READ);
+            return Ok(jobs.map(|job| ((stored.flow.caller_id, job), u64::from(job.0))).collect());
         }
         let newest = after.map_or_else(|| "+inf".to_owned(), |after| format!("({after}"));
         let query = Cmd::new("ZREVRANGEBYSCORE").arg(&tenant.keys.jobs()).arg(&newest).arg("-inf");

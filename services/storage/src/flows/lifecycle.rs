@@ -265,7 +265,7 @@ impl Store {
                     last_commit: &fresh_commit(),
                     request_hash: hash_of(request),
                     request_secs: limits::REQUEST_ID_KEEP_SECS,
-                    jobs: &json_text(&stored.jobs()),
+                    jobs: &json_text(&stored.jobs().collect::<Vec<_>>()),
                 ]);
             let read = |value: Value| {
                 let [revision, signals] = value.tuple()?;

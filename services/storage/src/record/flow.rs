@@ -61,10 +61,11 @@ pub(crate) struct StoredFlow {
 }
 
 impl StoredFlow {
-    /// The ids of all its jobs.
-    pub(crate) fn jobs(&self) -> Vec<JobId> {
+    /// The ids of all its jobs, in their order. The last one may be the greatest that there is.
+    pub(crate) fn jobs(&self) -> impl Iterator<Item = JobId> + use<> {
         let first = self.first_job.0;
-        (0..self.node_count).take(limits::FLOW_NODES_MAX).map(|n| JobId(first.saturating_add(n))).collect()
+        let all = (0..self.node_count).take(limits::FLOW_NODES_MAX);
+        all.map_while(move |n| first.checked_add(n)).map(JobId)
     }
 }
 
